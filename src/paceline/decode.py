@@ -98,6 +98,8 @@ class Decoder:
                 target=target,
                 cache=self.target.cache,
                 guidance=self.guidance,
+                noise=noise,
+                ops=ops,
             )
         )
 

@@ -18,7 +18,6 @@ from paceline.api.drafter_like import (
     VerifierLike,
     check_one,
     names_a_model,
-    refuse_bare_model,
     unknown_drafter,
 )
 from paceline.api.loading import Loaded, load, runnable
@@ -30,6 +29,7 @@ from paceline.api.speculative_config import (
     read_speculative_config,
 )
 from paceline.api.speculative_fields import HARMLESS
+from paceline.api.stages import is_made_of_drafters, read_drafter_parts, refuse_bare
 from paceline.core.plan import Plan
 from paceline.core.tree import Draw
 from paceline.draft_heads.files import read_head_config
@@ -91,11 +91,17 @@ def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
     - "FILE.py:NAME", a drafter in a file, with options if wanted: "mine.py:Repeat:period=4".
     - A ``Drafter``, used as it is, or a ``HostDrafter``, which is wrapped; or a class of either that needs no
       arguments.
+    - Drafters made of these, as text or JSON (``paceline.api.stages``): "model:D1 < ngram", a draft model that prompt
+      lookup drafts for; "model:D1 x2 + ngram", prompt lookup after two tokens of a draft model; "model:D1" alone.
     - A list of these, of which the plan chooses one for each step.
     - "auto", alone or in a list: copies of the prompt and of earlier outputs, and the heads in the target's directory.
 
     Raises ValueError, with the known names, for anything else, and for a draft of another vocabulary or device.
     """
+    if is_made_of_drafters(drafter):
+        parts = read_drafter_parts(drafter)
+        made = parts.make(lambda part: _build(part, target))
+        return Drafting(drafter=made, num_draft_tokens=parts.num_draft_tokens)
     if is_speculative_config(drafter):
         speculation = read_speculative_config(drafter)
         return Drafting(drafter=_speculate(speculation, target), num_draft_tokens=speculation.num_draft_tokens)
@@ -260,7 +266,7 @@ def _load(path: str | Path, target: Loaded, *, revision: str | None = None) -> L
 
 def _by_name(text: str, target: Loaded) -> Drafter:
     """The drafter that ``text`` names. Raises ValueError for one that needs a directory."""
-    refuse_bare_model(text)
+    refuse_bare(text)
     weightless = read_weightless(text)
     if weightless is not None:
         return weightless.drafter(target)

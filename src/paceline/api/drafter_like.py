@@ -10,6 +10,7 @@ from paceline.api.drafter_files import is_drafter_file, read_drafter_file
 from paceline.api.loading import Loaded
 from paceline.api.named import name_of, read_named
 from paceline.api.speculative_config import is_speculative_config, read_speculative_config
+from paceline.api.stages import is_made_of_drafters, read_drafter_parts, refuse_bare
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.host import HostDrafter
@@ -39,7 +40,10 @@ def check_drafter(text: str) -> bool:
     """
     if text == AUTO:
         return True
-    if name_of(text) in DRAFTERS:
+    if is_made_of_drafters(text):
+        read_drafter_parts(text)
+    elif name_of(text) in DRAFTERS:
+        refuse_bare(text)
         if read_weightless(text) is None:
             read_named(DRAFTERS, text)
     elif is_drafter_file(text):
@@ -53,10 +57,11 @@ def check_one(drafter: OneDrafter | None) -> None:
     """Raise ValueError for what is no drafter of any target, and for a directory that holds neither model nor head."""
     if drafter == AUTO:
         return
-    if is_speculative_config(drafter):
+    if is_made_of_drafters(drafter):
+        read_drafter_parts(drafter)
+    elif is_speculative_config(drafter):
         read_speculative_config(drafter)
     elif isinstance(drafter, str) and (name_of(drafter) in DRAFTERS or is_drafter_file(drafter)):
-        refuse_bare_model(drafter)
         check_drafter(drafter)
     elif isinstance(drafter, Path) or (isinstance(drafter, str) and names_a_model(drafter)):
         if not is_head(drafter):
@@ -85,8 +90,3 @@ def unknown_drafter(drafter: object) -> ValueError:
 def names_a_model(text: str) -> bool:
     """Whether ``text`` is a directory, or can be a path or Hub id."""
     return "/" in text or (text != "" and Path(text).is_dir())
-
-
-def refuse_bare_model(text: str) -> None:
-    if name_of(text) == "model":
-        raise ValueError("drafter 'model' needs a draft model: give its directory instead of the name")

@@ -34,6 +34,8 @@ ProfileLike: TypeAlias = str | Path | Literal["auto"] | None
 
 def conditions_of(target: Loaded, drafter: Drafter) -> Conditions | None:
     """What a profile of the two holds for; None where nothing tells the models from others."""
+    if drafter.parts:  # of which each would have to be told from others
+        return None
     own = drafter.own_model if isinstance(drafter, GrowingDrafter) else None
     models = [target.lm, *([] if own is None else [own])]
     weights = [_weights(lm) for lm in models]

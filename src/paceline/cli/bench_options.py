@@ -71,7 +71,9 @@ class CellOptions:
             raise ValueError(f"--tree {self.trees}: trees are drafted by a model; give --draft DIR")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"--top-p {self.top_p:g}: give more than 0 and at most 1")
-        named = [name for name in DRAFTERS if name not in ("none", MODEL) and name not in DRAFT_HEADS]
+        named = [
+            name for name in DRAFTERS if name not in ("none", MODEL, "staged", "cascade") and name not in DRAFT_HEADS
+        ]
         known = [*named, *([MODEL] if drafts else []), *heads]
         for name in drafters:
             if name not in known and not (is_drafter_file(name) and read_drafter_file(name)):

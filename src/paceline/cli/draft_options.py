@@ -36,8 +36,9 @@ class DraftOptions:
     """Draft model with the same vocabulary (directory or Hub id), or the directory of a draft head."""
     drafter: Annotated[str | None, completing(DRAFTERS)] = None
     """Drafter by name, such as ngram, which needs no model, or with options: ngram:max_ngram=4; FILE.py:NAME, one of
-    your own; the directory of a draft head; or vLLM's speculative_config as JSON. Beside --draft: another candidate,
-    chosen where it pays more."""
+    your own; the directory of a draft head; 'model:DIR < ngram', a draft model that another drafter drafts for;
+    'model:DIR x2 + ngram', another drafter after two tokens of a draft model; or vLLM's speculative_config as JSON.
+    Beside --draft: another candidate, chosen where it pays more."""
     num_draft_tokens: DraftLength | None = None
     """Tokens drafted per step; by default auto: as many as pay, at most 8, and none where drafting would be slower."""
     draft_quantization: DraftQuantization = None
@@ -51,6 +52,7 @@ class DraftOptions:
         from paceline.api.layer_skip import LayerSkip
         from paceline.api.named import name_of, read_named
         from paceline.api.speculative_config import is_speculative_config, read_speculative_config
+        from paceline.api.stages import is_made_of_drafters, read_drafter_parts
         from paceline.decode import agree
         from paceline.models.sublayers import SkippedSublayers
 
@@ -70,6 +72,13 @@ class DraftOptions:
                 f"--num-draft-tokens {self.num_draft_tokens} with --drafter {given} and --draft {self.draft}: give one "
                 "of the two drafters, or leave it out, so that one of them is chosen for every step"
             )
+        if given is not None and is_made_of_drafters(given):
+            if read_drafter_parts(given).num_draft_tokens is not None and self.num_draft_tokens is not None:
+                raise ValueError(
+                    f"--num-draft-tokens {self.num_draft_tokens} and num_speculative_tokens in --drafter: give one of "
+                    "them"
+                )
+            return
         if given is not None and name_of(given) == "model":
             if self.draft is None:
                 raise ValueError(f"--drafter {given}: it needs a draft model, give --draft DIR")

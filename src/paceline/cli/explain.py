@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.api import Result
-from paceline.cli.stats import Totals
+from paceline.cli.stats import Totals, describe_stage
 from paceline.engine.costs import DepthCost
 
 MOST_LINES = 12  # changes that are listed of an output
@@ -20,6 +20,7 @@ def explain(totals: Totals, results: Sequence[Result] = ()) -> Group:
         if len(results) > 1:
             parts.append(Text(f"output {number} of {len(results)}:"))
         parts += [Text(line, style="dim") for line in _changes(result.stats.draft_lengths.changes)]
+    parts += [Text(f"stage {describe_stage(stage)}") for stage in totals.stages]
     if totals.costs:
         parts.append(_cost_table(totals.costs))
     return Group(*parts)

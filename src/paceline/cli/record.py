@@ -4,6 +4,7 @@ import math
 
 from paceline.api import Result
 from paceline.core.logprobs import TokenLogprobs
+from paceline.core.stats import StageSummary
 
 SAMPLE = {  # of Result
     "text": "text",
@@ -39,10 +40,25 @@ def result_object(result: Result) -> dict[str, object]:
         "steps": stats.steps,
         "emitted": stats.summary.emitted,
         **{name: getattr(stats, name) for name in DRAFTING},
+        **({"stages": [_stage(stage) for stage in stats.stages]} if stats.stages else {}),
         "seconds": {**seconds, **{former: seconds[name] for former, name in FORMER_TIMES.items()}},
         "warning": stats.warning,
     }
     return shown
+
+
+def _stage(stage: StageSummary) -> dict[str, object]:
+    counts = stage.summary
+    return {
+        "name": stage.name,
+        "drafts_for": "target" if stage.drafts_for_target else "draft model",
+        "steps": counts.steps,
+        "emitted": counts.emitted,
+        "drafted": counts.drafted,
+        "accepted": counts.accepted,
+        "acceptance_rate": counts.acceptance_rate,
+        "mean_acceptance_length": counts.mean_acceptance_length,
+    }
 
 
 def sample_object(result: Result) -> dict[str, object]:

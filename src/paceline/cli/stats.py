@@ -8,7 +8,7 @@ from rich.table import Table
 
 from paceline.api import Result
 from paceline.cli.draft_options import as_options
-from paceline.core.stats import Summary
+from paceline.core.stats import StageSummary, Summary
 from paceline.engine.costs import DepthCost
 from paceline.engine.outputs import Times
 from paceline.engine.watch import Speed
@@ -28,6 +28,7 @@ class Totals:
     costs: tuple[DepthCost, ...] = ()  # of the last output
     speed: Speed | None = None
     lossless: bool = True
+    stages: list[StageSummary] = field(default_factory=list[StageSummary])
 
     @classmethod
     def of(cls, results: Iterable[Result]) -> "Totals":
@@ -41,6 +42,8 @@ class Totals:
         """Add one output."""
         stats = result.stats
         self.summary = stats.summary if self.summary is None else self.summary + stats.summary
+        pairs = zip(self.stages, stats.stages, strict=False)  # an output without a step has none
+        self.stages = [one + more for one, more in pairs] or self.stages or list(stats.stages)
         self.no_draft.update(stats.no_draft)
         if stats.times.first_token is not None:
             self.first_tokens.append(stats.times.first_token)
@@ -50,6 +53,15 @@ class Totals:
         self.explored += stats.draft_lengths.explored
         self.costs = stats.costs or self.costs
         self.speed, self.lossless = stats.speed, stats.lossless
+
+
+def describe_stage(stage: StageSummary) -> str:
+    """What a stage drafted, of which how much was accepted, and what it gained."""
+    counts, by = stage.summary, "the target" if stage.drafts_for_target else "the draft model"
+    drafted = sum(counts.drafted)
+    share = f"{counts.acceptance_rate:.0%} of {drafted} tokens accepted by {by}" if drafted else "no token drafted"
+    gained = "" if stage.drafts_for_target else f"; {counts.mean_acceptance_length:.2f} tokens per draft model forward"
+    return f"{stage.name}: {share}{gained}"
 
 
 def stats_table(totals: Totals, *, seconds: float) -> Table:
@@ -73,6 +85,8 @@ def stats_table(totals: Totals, *, seconds: float) -> Table:
         )
         rates = " ".join(f"{rate:.2f}" for rate in counts.per_position_acceptance)
         table.add_row("by position", f"{rates} of those drafted at depth 1, 2, ...")
+    for stage in totals.stages:
+        table.add_row("stage", describe_stage(stage))
     if totals.no_draft:
         reasons = ", ".join(f"{reason} {count}" for reason, count in totals.no_draft.most_common())
         table.add_row("without draft", f"{sum(totals.no_draft.values())} steps: {reasons}")

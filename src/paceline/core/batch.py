@@ -61,6 +61,11 @@ class Batch(BatchState):
             limits = (self.max_depth,) * self.rows if depths is None else depths
             self.planned.copy_(torch.tensor(limits, dtype=torch.int64), non_blocking=True)
 
+    @property
+    def idle(self) -> bool:
+        """Whether it is known, without waiting for a device, that no row takes part in steps."""
+        return self._ops.idle(self)
+
     def begin_chain(self, depth: int, *, longest: int | None = None) -> tuple[Tensor, Tensor]:
         """The tokens and the validity [R, 1 + depth] of a chain that is to be drafted: its roots, and zeros.
 

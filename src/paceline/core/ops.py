@@ -27,6 +27,10 @@ class Ops(ABC):
     noise: Noise  # of a batch that is given none
 
     @abstractmethod
+    def idle(self, batch: BatchState) -> bool:
+        """See Batch.idle."""
+
+    @abstractmethod
     def begin_chain(self, batch: BatchState, depth: int, longest: int | None) -> tuple[Tensor, Tensor]:
         """See Batch.begin_chain."""
 
@@ -83,6 +87,9 @@ class TensorOps(Ops):
 
     def __init__(self) -> None:
         self.noise = Philox()
+
+    def idle(self, batch: BatchState) -> bool:
+        return False
 
     def begin_chain(self, batch: BatchState, depth: int, longest: int | None) -> tuple[Tensor, Tensor]:
         room = batch.draft_room if longest is None else torch.minimum(batch.draft_room, longest - batch.length + 1)

@@ -57,6 +57,35 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageStats:
+    """Counters of a drafter that drafts for another one, whose forwards are the steps: see Drafter.stages."""
+
+    name: str  # of what it drafts with
+    stats: Stats
+    drafts_for_target: bool = False  # a part of a chain that the target verifies; its steps are the target's
+
+    def summary(self, rows: list[int] | None = None) -> "StageSummary":
+        """As Stats.summary."""
+        return self.of(self.stats.summary(rows))
+
+    def of(self, summary: "Summary") -> "StageSummary":
+        """``summary`` as one of this stage."""
+        return StageSummary(name=self.name, summary=summary, drafts_for_target=self.drafts_for_target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSummary:
+    """What StageStats counted, on the host."""
+
+    name: str
+    summary: "Summary"
+    drafts_for_target: bool
+
+    def __add__(self, other: "StageSummary") -> "StageSummary":
+        return replace(self, summary=self.summary + other.summary)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """Counts on the host, and their ratios."""
 

@@ -15,6 +15,8 @@ DRAFTERS = Registry(
         "early_exit": "paceline.drafters.early_exit:EarlyExitDrafter",
         "layer_skip": "paceline.drafters.layer_skip:LayerSkipDrafter",
         "model": "paceline.drafters.model:ModelDrafter",
+        "staged": "paceline.drafters.staged:StagedDrafter",
+        "cascade": "paceline.drafters.cascade:CascadeDrafter",
         "prophet": "paceline.drafters.prophet:ProphetDrafter",
         "linear_prophet": "paceline.drafters.linear_prophet:LinearProphetDrafter",
     },

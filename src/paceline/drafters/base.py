@@ -16,6 +16,9 @@ from paceline.core.batch import Batch
 from paceline.core.cache import View
 from paceline.core.guidance import GuidanceState
 from paceline.core.host_draft import HostDraft
+from paceline.core.noise import Noise
+from paceline.core.ops import Ops
+from paceline.core.stats import StageStats
 from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.models.base import LM
@@ -35,6 +38,9 @@ class DrafterContext:
     cache: View  # the target's own, of all rows and layers; slots above the committed ones are free while drafting
     wants: tuple[Draw, ...] = ()  # draws that the verifier takes, best first
     guidance: GuidanceState | None = None  # of the rows, where requests may be guided
+    noise: Noise | None = None  # of the batch
+    ops: Ops | None = None  # of the batch
+    lag: int = 0  # tokens that a row may gain between two drafts, besides those of a draft and the one after it
 
 
 class Drafter(ABC):
@@ -54,6 +60,9 @@ class Drafter(ABC):
     accepts_other_tokens: bool = (
         False  # whether ``observe`` may be given a chain with other tokens than those that it proposed
     )
+
+    parts: "tuple[Drafter, ...]" = ()  # drafters that it is made of
+    nests: bool = False  # whether it may draft for another drafter: see ``rewind``
 
     def max_nodes(self, num_draft_tokens: int) -> int:
         """Nodes of the largest tree that it proposes at this depth, root included; a chain unless overridden."""
@@ -98,6 +107,19 @@ class Drafter(ABC):
     def resume(self, host_state: Hashable) -> None:  # noqa: B027 - nothing to do without such a state
         """Set ``host_state`` to one that it had before: a step was replayed, or recorded without being executed."""
 
+    def rewind(self, length: Tensor) -> None:
+        """Forget what was read of each row's tokens from ``length`` [B] on: others will take their place.
+
+        Called between steps, and only if ``nests``. Such a drafter reads neither ``taps`` nor the target's cache,
+        draws with no noise of its own, and may be asked for several drafts after one ``begin_step``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot draft for another drafter")
+
+    @property
+    def stages(self) -> tuple[StageStats, ...]:
+        """Counters of drafters that it is made of, in the order of their tokens and of their verification."""
+        return ()
+
     @abstractmethod
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Process the prompts of the admitted rows, which are in ``batch``; the root is not read.
@@ -133,6 +155,7 @@ class StatelessDrafter(Drafter):
     """A drafter that reads everything it needs from the batch, and nothing from the host."""
 
     accepts_other_tokens = True
+    nests = True
 
     @property
     def host_state(self) -> Hashable:
@@ -149,6 +172,10 @@ class StatelessDrafter(Drafter):
     @final
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Keeps nothing."""
+
+    @final
+    def rewind(self, length: Tensor) -> None:
+        """Has read nothing."""
 
 
 def root_only(batch: Batch, reason: NoDraft = NoDraft.OFF) -> Tree:

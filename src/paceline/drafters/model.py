@@ -46,6 +46,7 @@ class ModelDrafter(GrowingDrafter):
     inputs = frozenset({DraftInput.EMBEDDING})
     origins = ("model",)
     postpones = True
+    nests = True
 
     def __init__(
         self,
@@ -76,8 +77,8 @@ class ModelDrafter(GrowingDrafter):
             self.lags[row] += 1
         lag = max([0, *(lag for row, lag in enumerate(self.lags) if row not in self.skipped)])
         self.catch_up: list[int] = []
-        while lag > ORDINARY_LAG and plan.num_draft_tokens:
-            self.catch_up.append(next((size for size in CATCH_UP if size >= lag - ORDINARY_LAG), CATCH_UP[-1]))
+        while lag > self.ordinary_lag and plan.num_draft_tokens:
+            self.catch_up.append(next((size for size in CATCH_UP if size >= lag - self.ordinary_lag), CATCH_UP[-1]))
             lag -= self.catch_up[-1]
 
     def stand_by(self, batch: Batch, num_tokens: int) -> None:
@@ -95,7 +96,8 @@ class ModelDrafter(GrowingDrafter):
 
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
         """A cache for the longest sequence that both the target's rows and the draft's context allow."""
-        scratch = max(ORDINARY_LAG, 1 + max_expanded)
+        self.ordinary_lag = ORDINARY_LAG + context.lag
+        scratch = max(self.ordinary_lag, 1 + max_expanded)
         self.max_context = max_sequence_length(self.lm, num_nodes=scratch)
         if self.max_context < 1:
             raise ValueError(
@@ -110,7 +112,7 @@ class ModelDrafter(GrowingDrafter):
             self.reader = guided = GuidedLM(self.lm, context.guidance)
             self.cache = guided.new_view(context.rows, capacity)
         # The host's bounds on the tokens that each row has yet to read, the root included.
-        self.lags = [ORDINARY_LAG] * context.rows
+        self.lags = [self.ordinary_lag] * context.rows
         self.catch_up = []
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
@@ -123,16 +125,16 @@ class ModelDrafter(GrowingDrafter):
         tokens = self._draft_tokens(batch)[admission.rows]
         prefill(self.lm, view, tokens, known, min(unread, self.max_context), taps=())
         for row in admission.row_numbers:
-            self.lags[row] = ORDINARY_LAG
+            self.lags[row] = self.ordinary_lag
 
     def postpone(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Take over what the caches hold of prefixes; the rest is caught up with."""
         self.reader.admit(self.cache, admission)
         for row, request in zip(admission.row_numbers, admission.requests, strict=True):
-            self.lags[row] = len(request.tokens) + ORDINARY_LAG
+            self.lags[row] = len(request.tokens) + self.ordinary_lag
 
     def prepare(self, batch: Batch, depth: int) -> None:
-        """Read all unread tokens but the last ``ORDINARY_LAG`` at most."""
+        """Read all unread tokens but the last ``ordinary_lag`` at most."""
         for size in self.catch_up:  # the root is read later, with the logits after it
             feed(self.reader, self.cache, self._draft_tokens(batch), (self._num_unread(batch) - 1).clamp(0, size), size)
 
@@ -142,7 +144,7 @@ class ModelDrafter(GrowingDrafter):
         if self.max_context < self.context.max_length:
             reads = reads & (batch.length <= self.max_context)
         count = torch.where(reads, batch.length - self.cache.length - 1, -1)
-        pending = PendingInputs(count=count, max_count=ORDINARY_LAG - 1)
+        pending = PendingInputs(count=count, max_count=self.ordinary_lag - 1)
         if not self.reader.draft_fused(batch, self.cache, pending, tokens, valid, greedy=greedy):
             return False
         self.cache.commit(count + 1)
@@ -151,7 +153,7 @@ class ModelDrafter(GrowingDrafter):
     def read_root(self, batch: Batch) -> Tensor:
         """Read the unread tokens, the root last."""
         tokens, unread = self._draft_tokens(batch), self._num_unread(batch)
-        logits = feed(self.reader, self.cache, tokens, unread, ORDINARY_LAG, logits_for=LogitsFor.LAST).logits
+        logits = feed(self.reader, self.cache, tokens, unread, self.ordinary_lag, logits_for=LogitsFor.LAST).logits
         assert logits is not None
         return logits
 
@@ -185,6 +187,9 @@ class ModelDrafter(GrowingDrafter):
         self.cache.truncate(self.cache.length - rooted.long())
         self.cache.commit(torch.where(rooted, 1 + committed.sum(-1), 0), torch.where(committed, slots + 1, -1))
 
+    def rewind(self, length: Tensor) -> None:
+        self.cache.truncate(torch.minimum(self.cache.length, length))
+
     def _num_unread(self, batch: Batch) -> Tensor:
         """Known tokens not yet read [B]; none for rows that are not drafted for and beyond the draft's context."""
         assert self.max_context is not None
@@ -192,7 +197,8 @@ class ModelDrafter(GrowingDrafter):
         return torch.where(self.reads, unread, 0)
 
     def _caught_up(self) -> None:
-        self.lags = [lag if row in self.skipped else ORDINARY_LAG for row, lag in enumerate(self.lags)]
+        self.lags = [lag if row in self.skipped else self.ordinary_lag for row, lag in enumerate(self.lags)]
+        self.catch_up = []
 
     def _draft_tokens(self, batch: Batch) -> Tensor:
         """The rows' sequences [B, T] in the draft's ids."""

@@ -14,6 +14,7 @@ class NoDrafter(StatelessDrafter):
 
     origins = ("none",)
     draws = frozenset(Draw)
+    nests = False
 
     def __init__(self, reason: NoDraft = NoDraft.OFF, /) -> None:
         self.reason = reason

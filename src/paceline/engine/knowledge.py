@@ -153,6 +153,8 @@ def _interned(sublayers: SkippedSublayers) -> SkippedSublayers:
 
 
 def _identity(drafter: Drafter) -> object:
+    if drafter.parts:
+        return drafter
     if isinstance(drafter, GrowingDrafter) and drafter.own_model is not None:
         return unwrapped(drafter.own_model)
     if isinstance(drafter, LayerSkipDrafter) and drafter.on_the_fly is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from paceline.core.logprobs import TokenLogprobs
 from paceline.core.request import Request
-from paceline.core.stats import Summary
+from paceline.core.stats import StageSummary, Summary
 from paceline.core.step import Finish, NotFiniteError, PhaseSeconds, StepPlan, StepResult
 from paceline.core.tree import NoDraft
 from paceline.engine.costs import DepthCost
@@ -77,6 +77,7 @@ class RequestStats:
     costs: tuple[DepthCost, ...] = ()  # of the engine's steps by draft length, where a controller chose it
     speed: Speed | None = None  # of the whole batch, drafted and plain; None where it was not measured
     lossless: bool = True  # whether the verifier keeps the target's distribution
+    stages: tuple[StageSummary, ...] = ()  # of drafters that draft for a draft model, and of the parts of a cascade
 
     @property
     def steps(self) -> int:
@@ -209,4 +210,5 @@ class RequestState:
                 steps=dict(sorted(self.lengths.items())), explored=self.explored, changes=tuple(self.changes)
             ),
             no_draft={REASONS[reason]: count for reason, count in self.no_draft.items() if count},
+            stages=() if self.last_step is None else self.last_step.stages(self.row),
         )

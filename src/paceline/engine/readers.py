@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.core.host import integers
 from paceline.core.logprobs import StepLogprobs
 from paceline.core.rejected import StepDrafts
-from paceline.core.stats import Summary
+from paceline.core.stats import StageStats, StageSummary, Summary
 from paceline.core.step import StepPlan, StepResult, read_results
 from paceline.decode import Decoder
 from paceline.engine.timing import EventTimer, HostTimer, StepTimer
@@ -25,6 +25,10 @@ class PendingStep(Protocol):
 
     def summary(self, row: int) -> Summary:
         """Counters of ``row`` from its admission up to this step; call ``result`` first."""
+        ...
+
+    def stages(self, row: int) -> tuple[StageSummary, ...]:
+        """``summary`` of the drafter's stages."""
         ...
 
 
@@ -49,7 +53,7 @@ class SyncReader:
     num_ahead = 0
 
     def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+        self._decoder, self._stages = decoder, decoder.drafter.stages
 
     def start(self) -> StepTimer:
         """A timer of the host's clock."""
@@ -57,13 +61,14 @@ class SyncReader:
 
     def post(self, plan: StepPlan, timer: StepTimer, failures: Mapping[int, Exception]) -> PendingStep:
         """Nothing is copied: the result is read from the batch."""
-        return _DoneStep(decoder=self._decoder, plan=plan, timer=timer, failures=failures)
+        return _DoneStep(decoder=self._decoder, kept_stages=self._stages, plan=plan, timer=timer, failures=failures)
 
 
 @final
 @dataclass(slots=True, kw_only=True)
 class _DoneStep:
     decoder: Decoder
+    kept_stages: tuple[StageStats, ...]
     plan: StepPlan
     timer: StepTimer
     failures: Mapping[int, Exception]
@@ -87,6 +92,9 @@ class _DoneStep:
     def summary(self, row: int) -> Summary:
         return self.decoder.stats.summary([row])
 
+    def stages(self, row: int) -> tuple[StageSummary, ...]:
+        return tuple(stage.summary([row]) for stage in self.kept_stages)
+
 
 @final
 class AsyncReader:
@@ -101,7 +109,9 @@ class AsyncReader:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._on_cuda = decoder.batch.device.type == "cuda"
-        size = len(decoder.batch.results) + decoder.batch.rows * decoder.stats.width
+        self._stages = decoder.drafter.stages
+        self._tables = (decoder.stats, *(stage.stats for stage in self._stages))
+        size = len(decoder.batch.results) + decoder.batch.rows * sum(stats.width for stats in self._tables)
         self._places = [torch.empty(size, dtype=torch.int64, pin_memory=self._on_cuda) for _ in range(2)]
 
     def start(self) -> StepTimer:
@@ -113,7 +123,8 @@ class AsyncReader:
         batch, stats = self._decoder.batch, self._decoder.stats
         place = self._places.pop(0)
         self._places.append(place)
-        place.copy_(torch.cat((batch.results, stats.table().flatten())), non_blocking=True)
+        tables = (one.table().flatten() for one in self._tables)
+        place.copy_(torch.cat((batch.results, *tables)), non_blocking=True)
         event = None
         if self._on_cuda:
             event = torch.cuda.Event()
@@ -123,6 +134,7 @@ class AsyncReader:
             event=event,
             rows=batch.rows,
             width=stats.width,
+            kept_stages=self._stages,
             plan=plan,
             timer=timer,
             failures=failures,
@@ -141,6 +153,7 @@ class _SentStep:
     event: torch.cuda.Event | None
     rows: int
     width: int  # of the counters
+    kept_stages: tuple[StageStats, ...]
     plan: StepPlan
     timer: StepTimer
     failures: Mapping[int, Exception]
@@ -155,7 +168,7 @@ class _SentStep:
             if self.event is not None:
                 self.event.synchronize()
             arrived = integers(self.place)
-            size = len(arrived) - self.rows * self.width
+            size = len(arrived) - self.rows * (self.width + sum(stage.stats.width for stage in self.kept_stages))
             self.counters = arrived[size:]
             self.read = read_results(
                 arrived[:size],
@@ -171,3 +184,12 @@ class _SentStep:
 
     def summary(self, row: int) -> Summary:
         return Summary.of(self.counters[row * self.width : (row + 1) * self.width])
+
+    def stages(self, row: int) -> tuple[StageSummary, ...]:
+        found: list[StageSummary] = []
+        start = self.rows * self.width
+        for stage in self.kept_stages:
+            width = stage.stats.width
+            found.append(stage.of(Summary.of(self.counters[start + row * width : start + (row + 1) * width])))
+            start += self.rows * width
+        return tuple(found)

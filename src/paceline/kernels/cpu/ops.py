@@ -39,6 +39,9 @@ class CpuOps(Ops):
         self.noise = Philox(KernelNoise())
         self._tensor_ops = TensorOps()
 
+    def idle(self, batch: BatchState) -> bool:
+        return not bool(batch.active.any())  # which waits for nothing: operations on the CPU are done when called
+
     def begin_chain(self, batch: BatchState, depth: int, longest: int | None) -> tuple[Tensor, Tensor]:
         return step.begin_chain(self.isa, batch.columns, depth, batch.max_length if longest is None else longest)
 
