@@ -16,6 +16,7 @@ from paceline.api.drafter_like import (
     OneDrafter,
     VerifierLike,
     check_one,
+    make_named,
     names_a_model,
     refuse_bare_model,
     unknown_drafter,
@@ -259,8 +260,7 @@ def _by_name(text: str, target: Loaded) -> Drafter:
     if weightless is not None:
         return weightless.drafter(target)
     vocabulary = None if target.tokenizer is None else target.tokenizer.digest
-    made = read_named(DRAFTERS, text).make(vocabulary=vocabulary)
-    return HostDrafting(made) if isinstance(made, HostDrafter) else made
+    return make_named(text, vocabulary=vocabulary)
 
 
 def _check_draft(target: Loaded, draft: Loaded) -> None:

@@ -11,7 +11,7 @@ from paceline.api.named import name_of, read_named
 from paceline.api.speculative_config import is_speculative_config, read_speculative_config
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
-from paceline.drafters.host import HostDrafter
+from paceline.drafters.host import HostDrafter, HostDrafting
 from paceline.models.directory import check_path
 from paceline.models.from_transformers import TransformersModel, is_transformers_model
 from paceline.verifiers.base import Verifier
@@ -31,14 +31,26 @@ DrafterLike: TypeAlias = OneDrafter | Sequence[OneDrafter] | None
 VerifierLike: TypeAlias = str | Verifier | type[Verifier]
 
 
-def check_drafter(text: str) -> bool:
-    """Whether ``text`` is a drafter by its name, in a registry or in a file. Nothing is made, and no model is needed.
+def make_named(text: str, *, vocabulary: str | None = None) -> Drafter:
+    """The registered drafter that ``text`` names, for a target whose tokens ``vocabulary`` names, if known.
 
-    Raises ValueError for options that it does not have, and for a name that the file does not have.
+    Raises ValueError for options that it does not have, or that its class refuses.
+    """
+    made = read_named(DRAFTERS, text).make(vocabulary=vocabulary)
+    return HostDrafting(made) if isinstance(made, HostDrafter) else made
+
+
+def check_drafter(text: str) -> bool:
+    """Whether ``text`` is a drafter by its name, in a registry or in a file. No model is needed.
+
+    Raises ValueError for options that it does not have, or that a built-in class refuses, and for a name that the file
+    does not have.
     """
     if name_of(text) in DRAFTERS:
         if read_weightless(text) is None:
-            read_named(DRAFTERS, text)
+            named = read_named(DRAFTERS, text)
+            if name_of(text) in DRAFTERS.builtin:  # of other packages it is not known what making one takes
+                named.make()
     elif is_drafter_file(text):
         read_drafter_file(text)
     else:

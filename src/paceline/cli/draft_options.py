@@ -47,8 +47,8 @@ class DraftOptions:
         """Raise ValueError for options that contradict each other, before any model is loaded."""
         from paceline.api import build_verifier
         from paceline.api.draft_heads import read_weightless
-        from paceline.api.drafter_like import check_drafter
-        from paceline.api.named import name_of, read_named
+        from paceline.api.drafter_like import check_drafter, make_named
+        from paceline.api.named import name_of
         from paceline.api.speculative_config import is_speculative_config, read_speculative_config
         from paceline.decode import agree
 
@@ -87,7 +87,7 @@ class DraftOptions:
                 "directory of a draft head, or vLLM's speculative_config as JSON; a draft model is given by --draft"
             )
         if name_of(given) in DRAFTERS.builtin and read_weightless(given) is None:
-            agree(read_named(DRAFTERS, given).make(), build_verifier(self.verifier))
+            agree(make_named(given), build_verifier(self.verifier))
 
     def _check_drafting(self) -> None:
         """Raise ValueError for options of drafting where nothing drafts: they would do nothing."""
