@@ -11,14 +11,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast, final
+from typing import Literal, cast, final
 
 from paceline.core.token_index import SEPARATOR
 
 FORMAT = "paceline-datastore"
 VERSION = 1
 HEADER, TOKENS, PLACES = "header.json", "tokens.bin", "places.bin"
-TYPES = {4: "i", 8: "q"}  # by their bytes
+TYPES: Mapping[int, Literal["i", "q"]] = {4: "i", 8: "q"}  # by their bytes
 BUILD = "paceline datastore build FILES --model MODEL --output DIR"
 
 
@@ -207,6 +207,6 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def _map(path: Path, kind: str) -> memoryview:
+def _map(path: Path, kind: Literal["i", "q"]) -> memoryview:
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).cast(kind)

@@ -101,9 +101,10 @@ class DatastoreBuild(Command):
     def _sources(self) -> list[dict[str, object]]:
         """The sources, as the section ``data`` of a training configuration names them."""
         named = [one for one in self.files if not Path(one).exists() and not glob.glob(one, recursive=True)]
-        datasets = [one for one in named if is_hub_id(one)]
-        if named and not datasets:
-            raise ValueError(f"{named[0]}: no such file, and no folder or pattern with any; give one that is there")
+        datasets = [one for one in named if _is_dataset(one)]
+        if named != datasets:
+            missing = next(one for one in named if one not in datasets)
+            raise ValueError(f"{missing}: no such file, and no folder or pattern with any; give one that is there")
         if datasets and len(self.files) > 1:
             raise ValueError(f"{datasets[0]} with other files: build a datastore of one dataset, or of files")
         of_dataset = {"--subset": self.subset, "--take": self.take, "--split": self.split != "train" or None}
@@ -119,15 +120,19 @@ class DatastoreBuild(Command):
         from paceline.train.data.sources.documents import find_files
 
         found: dict[tuple[str, str | None], list[str]] = {}
-        for path in find_files([glob.escape(one) if Path(one).is_file() else one for one in self.files]):
+        for path in find_files(self.files):
             found.setdefault(_kind_of(path, self.field), []).append(str(path))
         if self.field is not None and all(kind != "jsonl" for kind, _ in found):
             raise ValueError(f"--field {self.field}: none of the files is a .jsonl file; leave it out")
         return [
-            {"kind": kind, "paths": [glob.escape(path) if not Path(path).is_file() else path for path in paths]}
-            | ({} if field is None else {"field": field})
+            {"kind": kind, "paths": paths} | ({} if field is None else {"field": field})
             for (kind, field), paths in found.items()
         ]
+
+
+def _is_dataset(name: str) -> bool:
+    """Whether it is owner/name, and no mistyped file of a folder that is there."""
+    return "/" in name and is_hub_id(name) and not Path(name).parent.exists()
 
 
 def _kind_of(path: Path, field: str | None) -> tuple[str, str | None]:

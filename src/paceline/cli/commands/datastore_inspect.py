@@ -68,9 +68,7 @@ class DatastoreInspect(Command):
         assert self.model is not None
         found = read_model_vocabulary(self.model)
         try:
-            store.check(
-                vocab_size=found.size, vocabulary=None if found.tokenizer is None else found.tokenizer.digest
-            )
+            store.check(vocab_size=found.size, vocabulary=None if found.tokenizer is None else found.tokenizer.digest)
         except DatastoreError as error:
             return False, str(error)
         return True, None
