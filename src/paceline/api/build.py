@@ -16,7 +16,6 @@ from paceline.api.drafter_like import (
     OneDrafter,
     VerifierLike,
     check_one,
-    make_named,
     names_a_model,
     refuse_bare_model,
     unknown_drafter,
@@ -251,6 +250,15 @@ def _load(path: str | Path, target: Loaded, *, revision: str | None = None) -> L
     return load(
         path, dtype=target.dtype, device=target.lm.device, revision=revision, enforce_eager=target.enforce_eager
     )
+
+
+def make_named(text: str, *, vocabulary: str | None = None) -> Drafter:
+    """The registered drafter that ``text`` names, for a target whose tokens ``vocabulary`` names, if known.
+
+    Raises ValueError for options that it does not have, or that its class refuses.
+    """
+    made = read_named(DRAFTERS, text).make(vocabulary=vocabulary)
+    return HostDrafting(made) if isinstance(made, HostDrafter) else made
 
 
 def _by_name(text: str, target: Loaded) -> Drafter:

@@ -11,7 +11,7 @@ from paceline.api.named import name_of, read_named
 from paceline.api.speculative_config import is_speculative_config, read_speculative_config
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
-from paceline.drafters.host import HostDrafter, HostDrafting
+from paceline.drafters.host import HostDrafter
 from paceline.models.directory import check_path
 from paceline.models.from_transformers import TransformersModel, is_transformers_model
 from paceline.verifiers.base import Verifier
@@ -29,15 +29,6 @@ OneDrafter: TypeAlias = (
 )
 DrafterLike: TypeAlias = OneDrafter | Sequence[OneDrafter] | None
 VerifierLike: TypeAlias = str | Verifier | type[Verifier]
-
-
-def make_named(text: str, *, vocabulary: str | None = None) -> Drafter:
-    """The registered drafter that ``text`` names, for a target whose tokens ``vocabulary`` names, if known.
-
-    Raises ValueError for options that it does not have, or that its class refuses.
-    """
-    made = read_named(DRAFTERS, text).make(vocabulary=vocabulary)
-    return HostDrafting(made) if isinstance(made, HostDrafter) else made
 
 
 def check_drafter(text: str) -> bool:

@@ -46,8 +46,9 @@ class DraftOptions:
     def check(self) -> None:
         """Raise ValueError for options that contradict each other, before any model is loaded."""
         from paceline.api import build_verifier
+        from paceline.api.build import make_named
         from paceline.api.draft_heads import read_weightless
-        from paceline.api.drafter_like import check_drafter, make_named
+        from paceline.api.drafter_like import check_drafter
         from paceline.api.named import name_of
         from paceline.api.speculative_config import is_speculative_config, read_speculative_config
         from paceline.decode import agree

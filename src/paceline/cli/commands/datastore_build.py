@@ -124,10 +124,11 @@ class DatastoreBuild(Command):
             found.setdefault(_kind_of(path, self.field), []).append(str(path))
         if self.field is not None and all(kind != "jsonl" for kind, _ in found):
             raise ValueError(f"--field {self.field}: none of the files is a .jsonl file; leave it out")
-        return [
-            {"kind": kind, "paths": paths} | ({} if field is None else {"field": field})
-            for (kind, field), paths in found.items()
-        ]
+        sources: list[dict[str, object]] = []
+        for (kind, field), paths in found.items():
+            named: dict[str, object] = {} if field is None else {"field": field}
+            sources.append({"kind": kind, "paths": paths, **named})
+        return sources
 
 
 def _is_dataset(name: str) -> bool:
