@@ -264,6 +264,15 @@ def _load(path: str | Path, target: Loaded, *, revision: str | None = None) -> L
     )
 
 
+def make_named(text: str, *, vocabulary: str | None = None) -> Drafter:
+    """The registered drafter that ``text`` names, for a target whose tokens ``vocabulary`` names, if known.
+
+    Raises ValueError for options that it does not have, or that its class refuses.
+    """
+    made = read_named(DRAFTERS, text).make(vocabulary=vocabulary)
+    return HostDrafting(made) if isinstance(made, HostDrafter) else made
+
+
 def _by_name(text: str, target: Loaded) -> Drafter:
     """The drafter that ``text`` names. Raises ValueError for one that needs a directory."""
     refuse_bare(text)
@@ -271,8 +280,7 @@ def _by_name(text: str, target: Loaded) -> Drafter:
     if weightless is not None:
         return weightless.drafter(target)
     vocabulary = None if target.tokenizer is None else target.tokenizer.digest
-    made = read_named(DRAFTERS, text).make(vocabulary=vocabulary)
-    return HostDrafting(made) if isinstance(made, HostDrafter) else made
+    return make_named(text, vocabulary=vocabulary)
 
 
 def _check_draft(target: Loaded, draft: Loaded) -> None:

@@ -34,9 +34,10 @@ VerifierLike: TypeAlias = str | Verifier | type[Verifier]
 
 
 def check_drafter(text: str) -> bool:
-    """Whether ``text`` is a drafter by its name, in a registry or in a file. Nothing is made, and no model is needed.
+    """Whether ``text`` is a drafter by its name, in a registry or in a file. No model is needed.
 
-    Raises ValueError for options that it does not have, and for a name that the file does not have.
+    Raises ValueError for options that it does not have, or that a built-in class refuses, and for a name that the file
+    does not have.
     """
     if text == AUTO:
         return True
@@ -45,7 +46,9 @@ def check_drafter(text: str) -> bool:
     elif name_of(text) in DRAFTERS:
         refuse_bare(text)
         if read_weightless(text) is None:
-            read_named(DRAFTERS, text)
+            named = read_named(DRAFTERS, text)
+            if name_of(text) in DRAFTERS.builtin:  # of other packages it is not known what making one takes
+                named.make()
     elif is_drafter_file(text):
         read_drafter_file(text)
     else:

@@ -12,6 +12,7 @@ from typing import Any, Union, get_args, get_origin
 from paceline.core.registry import Registry
 
 NOTHING = "none"  # the text form of None
+STORE = "store"  # the option of drafters that copy from a store, which may be written NAME:DIRECTORY
 FROM_TARGET = ("vocabulary",)  # options that are not written: they are known with the target
 
 
@@ -57,7 +58,7 @@ def read_options(
     """
     part = f"{what} {name!r}"
     known = {option: of for option, of in _options(make).items() if option not in given}
-    written = {} if text == name else _split(f"{what} {text!r}", text.removeprefix(f"{name}:"))
+    written = {} if text == name else _split(f"{what} {text!r}", _with_store(known, text.removeprefix(f"{name}:")))
     for option in written:
         if option not in known:
             raise ValueError(f"{part} has no option {option!r}; {_describe(known, f'give {name!r} alone')}")
@@ -97,6 +98,12 @@ def _options(make: Callable[..., object]) -> dict[str, Parameter]:
 def _missing(known: Mapping[str, Parameter], given: Collection[str]) -> list[str]:
     """The arguments without a default that are not given."""
     return [name for name, option in known.items() if option.default is Parameter.empty and name not in given]
+
+
+def _with_store(known: Mapping[str, Parameter], text: str) -> str:
+    """``text`` with the name of the store's option, if it begins with a store alone."""
+    first = text.partition(",")[0]
+    return f"{STORE}={text}" if STORE in known and first.strip() and "=" not in first else text
 
 
 def _split(whole: str, text: str) -> dict[str, str]:

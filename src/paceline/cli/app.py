@@ -49,6 +49,7 @@ _groups = {
     "train": App(name="train", sort_key=9),
     "bench": App(name="bench", sort_key=10),
     "data": App(name="data", help=DATA_HELP, sort_key=11),
+    "datastore": App(name="datastore", help="Build and inspect what the drafter retrieval copies from.", sort_key=12),
 }
 for _group in _groups.values():
     app.command(_group)

@@ -47,10 +47,11 @@ class DraftOptions:
     def check(self) -> None:
         """Raise ValueError for options that contradict each other, before any model is loaded."""
         from paceline.api import build_verifier
+        from paceline.api.build import make_named
         from paceline.api.draft_heads import read_weightless
         from paceline.api.drafter_like import check_drafter
         from paceline.api.layer_skip import LayerSkip
-        from paceline.api.named import name_of, read_named
+        from paceline.api.named import name_of
         from paceline.api.speculative_config import is_speculative_config, read_speculative_config
         from paceline.api.stages import is_made_of_drafters, read_drafter_parts
         from paceline.decode import agree
@@ -100,7 +101,7 @@ class DraftOptions:
         if name_of(given) in DRAFTERS.builtin:
             weightless = read_weightless(given)
             if weightless is None:
-                agree(read_named(DRAFTERS, given).make(), build_verifier(self.verifier))
+                agree(make_named(given), build_verifier(self.verifier))
             elif isinstance(weightless, LayerSkip):
                 agree(weightless.make(SkippedSublayers()), build_verifier(self.verifier))
 

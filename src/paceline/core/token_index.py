@@ -4,14 +4,15 @@ The plain implementation, which searches every position; kernels/cpu/token_index
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TypeVar, final
 
 SEPARATOR = -1  # after a sequence that has ended
 LONG = 4  # tokens: occurrences that match so many hide the shorter ones
 MAX_OCCURRENCES = 64  # that a draft is made from, the latest
 MAX_DRAFT = 256  # tokens of a draft
+Place = TypeVar("Place")  # of an occurrence
 
 
 @final
@@ -191,39 +192,42 @@ def _best_draft(
     best = SuffixDraft()
     for threshold in sorted({one.length for one in found}, reverse=True):
         matching = [one for one in found if one.length >= threshold]
-        draft = _draft(index, matching, threshold, most, options, from_store=not own)
+        draft = likeliest(index.following, matching, match=threshold, most=most, options=options, from_store=not own)
         if draft.score > best.score + 1e-9:
             best = draft
     return best
 
 
-def _draft(
-    index: PlainTokenIndex,
-    matching: Sequence[Occurrence],
-    threshold: int,
+def likeliest(
+    following: Callable[[Place, int], int],
+    places: Sequence[Place],
+    *,
+    match: int,
     most: int,
     options: SuffixOptions,
-    *,
     from_store: bool,
 ) -> SuffixDraft:
-    """The likeliest continuations, best first."""
-    most = min(most, MAX_DRAFT, int(options.factor * threshold + options.offset + 1e-9))
+    """The likeliest continuations of occurrences at ``places``, best first, of which ``match`` tokens match.
+
+    ``following`` gives the i-th token after a place.
+    """
+    most = min(most, MAX_DRAFT, int(options.factor * match + options.offset + 1e-9))
     tokens: list[int] = []
     parents: list[int] = []
     probs: list[float] = []
-    opened: list[tuple[float, int, int, int, list[Occurrence]]] = []  # probability, token, parent, depth, occurrences
+    opened: list[tuple[float, int, int, int, list[Place]]] = []  # probability, token, parent, depth, places
 
-    def expand(parent: int, depth: int, prob: float, members: Sequence[Occurrence]) -> None:
-        groups: dict[int, list[Occurrence]] = {}
+    def expand(parent: int, depth: int, prob: float, members: Sequence[Place]) -> None:
+        groups: dict[int, list[Place]] = {}
         for one in members:
-            token = index.following(one, depth)
+            token = following(one, depth)
             if token != SEPARATOR:
                 groups.setdefault(token, []).append(one)
         for token, group in groups.items():
             opened.append((prob * len(group) / len(members), token, parent, depth, group))
 
     if most > 0:
-        expand(-1, 0, 1.0, matching)
+        expand(-1, 0, 1.0, places)
     while len(tokens) < most and opened:
         best = max(range(len(opened)), key=lambda at: (round(opened[at][0], 11), -at))
         prob, token, parent, depth, members = opened[best]
@@ -238,5 +242,5 @@ def _draft(
         probs.append(prob)
         expand(len(tokens) - 1, depth + 1, prob, members)
     return SuffixDraft(
-        tokens=tuple(tokens), parents=tuple(parents), probs=tuple(probs), match=threshold, from_store=from_store
+        tokens=tuple(tokens), parents=tuple(parents), probs=tuple(probs), match=match, from_store=from_store
     )

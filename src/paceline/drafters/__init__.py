@@ -12,6 +12,7 @@ DRAFTERS = Registry(
         "ngram": "paceline.drafters.ngram:NgramDrafter",
         "copy": "paceline.drafters.copy:CopyDrafter",
         "suffix": "paceline.drafters.suffix:SuffixDrafter",
+        "retrieval": "paceline.drafters.retrieval:RetrievalDrafter",
         "early_exit": "paceline.drafters.early_exit:EarlyExitDrafter",
         "layer_skip": "paceline.drafters.layer_skip:LayerSkipDrafter",
         "model": "paceline.drafters.model:ModelDrafter",

@@ -8,6 +8,8 @@ from paceline.cli.commands.bench_report import BenchReport
 from paceline.cli.commands.data_features import DataFeatures
 from paceline.cli.commands.data_prepare import DataPrepare
 from paceline.cli.commands.data_regenerate import DataRegenerate
+from paceline.cli.commands.datastore_build import DatastoreBuild
+from paceline.cli.commands.datastore_inspect import DatastoreInspect
 from paceline.cli.commands.demo import Demo
 from paceline.cli.commands.generate import Generate
 from paceline.cli.commands.inspect import Inspect
@@ -38,4 +40,6 @@ COMMANDS: dict[str, type[Command]] = {
     "data prepare": DataPrepare,
     "data regenerate": DataRegenerate,
     "data features": DataFeatures,
+    "datastore build": DatastoreBuild,
+    "datastore inspect": DatastoreInspect,
 }

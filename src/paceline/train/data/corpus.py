@@ -109,11 +109,16 @@ def read_vocabulary(corpus: Corpus, model: str | None) -> Vocabulary:
         if corpus.data.tokenizer == "bytes":
             return Vocabulary(tokenizer=None, size=corpus.vocab_size or NUM_BYTES, end_of_text=None)
         raise ValueError("no model: give --model DIR, whose tokenizer is used, or --bytes")
+    return read_model_vocabulary(name, byte_tokens=corpus.data.tokenizer == "bytes")
+
+
+def read_model_vocabulary(name: str, *, byte_tokens: bool = False) -> Vocabulary:
+    """Of a model directory or Hub id; with ``byte_tokens`` its size alone."""
     folder = hub.fetch(name, None) if is_hub_id(name) else Path(name)
     size, eos = read_config(folder).get("vocab_size"), read_eos(folder)
     if not isinstance(size, int):
         raise ValueError(f"{folder / 'config.json'}: vocab_size={size!r}; it wants a number")
-    tokenizer = None if corpus.data.tokenizer == "bytes" else load_tokenizer(folder)
+    tokenizer = None if byte_tokens else load_tokenizer(folder)
     return Vocabulary(tokenizer=tokenizer, size=size, end_of_text=eos[0] if eos else None)
 
 

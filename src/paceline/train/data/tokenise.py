@@ -81,7 +81,7 @@ def _write(part: Path, reader: Reader, files: Sequence[File], encoder: Encoder, 
         task = progress.add_task("", total=sum(file.num_bytes for file in files))
         for index, file in enumerate(files):
             counts: dict[Split, Counter[str]] = {}
-            for document in _encode(reader.documents(index), encoder):
+            for document in encode_documents(reader.documents(index), encoder):
                 split = file.split or _split_by_hash(hash_tokens(document.tokens), validation.share)
                 num_learned = writer.put(split, document)
                 counted = {"num_documents": 1, "num_tokens": len(document.tokens), "num_learned": num_learned}
@@ -95,7 +95,7 @@ def _write(part: Path, reader: Reader, files: Sequence[File], encoder: Encoder, 
         writer.finish(records)
 
 
-def _encode(documents: Iterator[Document], encoder: Encoder) -> Iterator[Tokens]:
+def encode_documents(documents: Iterator[Document], encoder: Encoder) -> Iterator[Tokens]:
     """Every document that has tokens; the end-of-text token is appended to texts."""
     while batch := list(islice(documents, BATCH_SIZE)):
         texts = [document for document in batch if isinstance(document, Text)]
