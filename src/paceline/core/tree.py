@@ -78,10 +78,32 @@ class Tree:
     chain: bool  # static: node n is the child of node n - 1
     no_draft_reason: NoDraft = NoDraft.DECLINED  # static: why a row has the root alone, if its limits do not say so
     resume: Resume | None = None  # for the target, of all nodes
+    # Nodes that the target's forward reads too and that nobody verifies: a tree with the same root. No resume with it.
+    unverified: "Tree | None" = None
 
     @property
     def num_nodes(self) -> int:
         return self.tokens.shape[1]
+
+    @property
+    def scored(self) -> "Tree":
+        """What the target's forward reads: this tree, then the nodes of ``unverified`` without its root."""
+        beside, nodes, pad = self.unverified, self.num_nodes, torch.nn.functional.pad
+        if beside is None:
+            return self
+        assert self.resume is None, "hidden states are of verified nodes alone"
+        below = beside.ancestors[:, 1:]  # [B, u, 1 + u]; of this tree they see the root alone
+        ancestors = torch.cat((pad(below[..., :1], (0, nodes - 1)), below[..., 1:]), dim=2)
+        own = {name: getattr(self, name) for name in ("tokens", "depth", "valid", "draw", "source", "origin")}
+        parents = torch.where(beside.parents > 0, beside.parents + (nodes - 1), beside.parents)
+        return Tree(
+            **{name: torch.cat((field, getattr(beside, name)[:, 1:]), dim=1) for name, field in own.items()},
+            parents=torch.cat((self.parents, parents[:, 1:]), dim=1),
+            ancestors=torch.cat((pad(self.ancestors, (0, beside.num_nodes - 1)), ancestors), dim=1),
+            probs=None,
+            max_depth=max(self.max_depth, beside.max_depth),
+            chain=False,
+        )
 
     @staticmethod
     def make_chain(

@@ -11,6 +11,7 @@ DRAFTERS = Registry(
         "none": "paceline.drafters.none:NoDrafter",
         "ngram": "paceline.drafters.ngram:NgramDrafter",
         "suffix": "paceline.drafters.suffix:SuffixDrafter",
+        "lookahead": "paceline.drafters.lookahead:LookaheadDrafter",
         "early_exit": "paceline.drafters.early_exit:EarlyExitDrafter",
         "model": "paceline.drafters.model:ModelDrafter",
         "prophet": "paceline.drafters.prophet:ProphetDrafter",
