@@ -141,7 +141,7 @@ class Decoder:
     def observe(self, tree: Tree, outcome: Outcome, scores: Scores) -> None:
         """Give the drafter the outcome of its tree, and of any step if it reads the target's hidden states."""
         if scores.unverified is not None:
-            self.drafter.observe_unverified(tree, outcome, scores.unverified)
+            self.drafter.observe_unverified(tree, scores.unverified)
         if tree.max_depth or self.drafter.taps:
             self.drafter.observe(self.batch, tree, outcome, scores.hidden)
 

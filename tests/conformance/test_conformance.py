@@ -133,7 +133,8 @@ def test_one_target_forward_per_step_serves_all_rows(drafter, verifier):
     decoder.admit(greedy(), range(len(PROMPTS)))
     calls.clear()
     result = finish(decoder, rows=list(range(len(PROMPTS))), prompts=PROMPTS)
-    nodes = 1 if drafter == "none" else K + 1
+    nodes = decoder.drafter.max_nodes(K)
+    assert nodes == 1 if drafter == "none" else nodes == K + 1 + decoder.drafter.num_unverified
     assert calls == [(len(PROMPTS), nodes)] * result.steps
 
 

@@ -124,8 +124,7 @@ class Drafter(ABC):
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Update the state with the outcome of ``tree``; ``batch`` is already extended."""
 
-
-    def observe_unverified(self, tree: Tree, outcome: Outcome, likeliest: Tensor) -> None:  # noqa: B027 - for few
+    def observe_unverified(self, tree: Tree, likeliest: Tensor) -> None:  # noqa: B027 - for few
         """Update the state with the ``likeliest`` token [B, U] after each node of ``tree.unverified`` but its root.
 
         Called before ``observe``, where the drafter's tree had such nodes. Constraints and logits processors do not

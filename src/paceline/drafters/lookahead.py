@@ -106,33 +106,22 @@ class LookaheadDrafter(Drafter):
         valid = batch.drafts[:, None].expand_as(tokens)
         return replace(tree, unverified=replace(self.shape, tokens=tokens, valid=valid))
 
-    def observe_unverified(self, tree: Tree, outcome: Outcome, likeliest: Tensor) -> None:
-        """Put the window's n-grams into the pool, and move it to the new root."""
+    def observe_unverified(self, tree: Tree, likeliest: Tensor) -> None:
+        """Put the window's n-grams into the pool, and let each token follow the one before it.
+
+        The window moves on by one token however many were accepted, as in the authors' implementation: columns that
+        follow the root more closely would have to be begun anew at the other end.
+        """
         assert tree.unverified is not None
         before, ran = tree.unverified.tokens, tree.unverified.valid[:, 0]
         tokens = torch.cat((before, likeliest[:, -self.window :]), dim=1).view(-1, self.ngram, self.window)
         full = ran & (self.age >= self.ngram - 2)  # before, columns hold tokens that nobody predicted
         self.pool.add(tokens.transpose(1, 2), full[:, None].expand(-1, self.window))
-        moved = self._move(tokens, outcome)
-        self.columns.copy_(torch.where(ran[:, None, None], moved, self.columns))
+        self.columns.copy_(torch.where(ran[:, None, None], tokens[:, 1:], self.columns))
         self.age.add_(ran)
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Keeps nothing of the draft."""
-
-    def _move(self, tokens: Tensor, outcome: Outcome) -> Tensor:
-        import os
-
-        policy = os.environ.get("POLICY", "one")
-        rest = tokens[:, 1:]
-        if policy == "one":
-            return rest
-        at = self.column + (outcome.num_committed[:, None] - 1).clamp(min=0)
-        if policy == "clamp":
-            at = at.clamp(max=self.window - 1)
-        elif policy == "wrap":
-            at = at % self.window
-        return rest.gather(2, at[:, None].expand_as(rest))
 
     def _chain(self, batch: Batch, depth: int) -> Tree:
         """The latest n-gram that begins with the root, then the latest that begins with its last token, and so on."""

@@ -47,8 +47,9 @@ class NgramPool:
             self.held[at[:, 0], at[:, 1]] = torch.tensor(kept, device=device)
 
     def find(self, first: Tensor) -> tuple[Tensor, Tensor]:
-        """What follows ``first`` [R] in the n-grams that begin with it, the latest last [R, G, n - 1]; and which of them
-        there are [R, G] bool, the last ones.
+        """What follows ``first`` [R] in the n-grams that begin with it, the latest last [R, G, n - 1].
+
+        And which of the G there are [R, G] bool: the last ones.
         """
         held = self.held[self._row, first % self.num_buckets].unflatten(1, (self.guesses, self.ngram))
         match = held[..., 0] == first[:, None]

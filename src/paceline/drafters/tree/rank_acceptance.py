@@ -74,9 +74,9 @@ class RankAcceptanceDrafter(Drafter):
         """The wrapped drafter's tree."""
         return self.drafter.propose(batch, plan)
 
-    def observe_unverified(self, tree: Tree, outcome: Outcome, likeliest: Tensor) -> None:
+    def observe_unverified(self, tree: Tree, likeliest: Tensor) -> None:
         """As the wrapped drafter."""
-        self.drafter.observe_unverified(tree, outcome, likeliest)
+        self.drafter.observe_unverified(tree, likeliest)
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """As the wrapped drafter, and count."""
