@@ -35,6 +35,11 @@ def follows(name):
     return getattr(importlib.import_module(f"tests.drafters.test_{name}"), "FOLLOWS", False)
 
 
+def learns(name):
+    """Whether a drafter's drafts depend on the steps in which it was asked, and not on the sequence alone."""
+    return getattr(importlib.import_module(f"tests.drafters.test_{name}"), "LEARNS", False)
+
+
 def views_of(drafter):
     """The caches that a drafter writes to, whosever they are."""
     return [value for value in vars(drafter).values() if isinstance(value, View)]
