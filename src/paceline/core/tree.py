@@ -94,12 +94,20 @@ class Tree:
         assert self.resume is None, "hidden states are of verified nodes alone"
         below = beside.ancestors[:, 1:]  # [B, u, 1 + u]; of this tree they see the root alone
         ancestors = torch.cat((pad(below[..., :1], (0, nodes - 1)), below[..., 1:]), dim=2)
-        own = {name: getattr(self, name) for name in ("tokens", "depth", "valid", "draw", "source", "origin")}
         parents = torch.where(beside.parents > 0, beside.parents + (nodes - 1), beside.parents)
+
+        def joined(own: Tensor, other: Tensor) -> Tensor:
+            return torch.cat((own, other[:, 1:]), dim=1)
+
         return Tree(
-            **{name: torch.cat((field, getattr(beside, name)[:, 1:]), dim=1) for name, field in own.items()},
-            parents=torch.cat((self.parents, parents[:, 1:]), dim=1),
+            tokens=joined(self.tokens, beside.tokens),
+            parents=joined(self.parents, parents),
+            depth=joined(self.depth, beside.depth),
             ancestors=torch.cat((pad(self.ancestors, (0, beside.num_nodes - 1)), ancestors), dim=1),
+            valid=joined(self.valid, beside.valid),
+            draw=joined(self.draw, beside.draw),
+            source=joined(self.source, beside.source),
+            origin=joined(self.origin, beside.origin),
             probs=None,
             max_depth=max(self.max_depth, beside.max_depth),
             chain=False,
