@@ -6,13 +6,14 @@ from dataclasses import dataclass, fields
 import pytest
 import torch
 
+from paceline.agreement import agree
 from paceline.core.cache import View
 from paceline.core.early_stop import LEVELS, StopRule
 from paceline.core.plan import Fixed, Plan
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
 from paceline.core.step import Finish, StepPlan
-from paceline.decode import Decoder, agree
+from paceline.decode import Decoder
 from paceline.drafters import DRAFTERS
 from paceline.verifiers import VERIFIERS
 from tests import reference, tiny
@@ -33,6 +34,11 @@ def follows(name):
     alone.
     """
     return getattr(importlib.import_module(f"tests.drafters.test_{name}"), "FOLLOWS", False)
+
+
+def learns(name):
+    """Whether a drafter's drafts depend on the steps in which it was asked, and not on the sequence alone."""
+    return getattr(importlib.import_module(f"tests.drafters.test_{name}"), "LEARNS", False)
 
 
 def views_of(drafter):

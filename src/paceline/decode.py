@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import cast
 
 import torch
 
+from paceline.agreement import agree
 from paceline.constraints.host import HostConstraints
 from paceline.core.admission import Admission, Prefix
 from paceline.core.batch import Batch
@@ -20,16 +20,13 @@ from paceline.core.request import Request
 from paceline.core.scores import Scores
 from paceline.core.stats import Stats
 from paceline.core.step import StepPlan, StepResult, read_results
-from paceline.core.tree import Draw, Outcome, Tree
-from paceline.drafters import DRAFTERS
+from paceline.core.tree import Outcome, Tree
 from paceline.drafters.base import Drafter, DrafterContext, root_only
 from paceline.drafters.guard import DraftGuard
-from paceline.drafters.host import HostDrafting
 from paceline.models.base import LM
 from paceline.models.prefill import CHUNK
 from paceline.models.scoring import PromptScorer, Reading, chunk_size
 from paceline.models.target import Target
-from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
 
 
@@ -148,6 +145,8 @@ class Decoder:
 
     def observe(self, tree: Tree, outcome: Outcome, scores: Scores) -> None:
         """Give the drafter the outcome of its tree, and of any step if it reads the target's hidden states."""
+        if scores.unverified is not None:
+            self.drafter.observe_unverified(tree, scores.unverified)
         if tree.max_depth or self.drafter.taps:
             self.drafter.observe(self.batch, tree, outcome, scores.hidden)
 
@@ -292,30 +291,3 @@ class Decoder:
 def without_gradients() -> AbstractContextManager[None]:
     """Inference mode, which costs less per operation; the compiler traces only the plain way."""
     return torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode()
-
-
-def agree(drafter: Drafter, verifier: Verifier) -> Draw:
-    """The draw that both can do, the verifier's favourite. Raises ValueError, naming who fits, when there is none."""
-    found = next((draw for draw in verifier.wants if draw in drafter.draws), None)
-    if found is not None and _fits(drafter, verifier):
-        return found
-    made = drafter.drafter if isinstance(drafter, HostDrafting) else drafter
-    kind, name = DRAFTERS.name_of(type(made)), VERIFIERS.name_of(type(verifier))
-    known = {other: cast(type[Verifier], VERIFIERS.find(other)) for other in VERIFIERS.builtin}
-    fitting = [other for other, one in known.items() if _fits(drafter, one) and not drafter.draws.isdisjoint(one.wants)]
-    if found is None:
-        drawn, wanted = (" or ".join(draw.words for draw in some) for some in (sorted(drafter.draws), verifier.wants))
-        reason = f"{kind} drafts tokens that are {drawn}, and {name} verifies only those that are {wanted}"
-    elif verifier.branches < drafter.branches:
-        reason = f"{kind} drafts trees that branch, and {name} verifies chains alone"
-    else:
-        reason = f"{name}'s tokens depend on the draft, and {kind}'s drafts on more than the request"
-    raise ValueError(
-        f"the verifier {name!r} does not fit the drafter {kind!r}: {reason}; give another drafter, or one of the "
-        f"verifiers {', '.join(fitting)}"
-    )
-
-
-def _fits(drafter: Drafter, verifier: Verifier | type[Verifier]) -> bool:
-    """Whether a verifier takes the drafter's trees, whatever the draws, and keeps the output reproducible."""
-    return verifier.branches >= drafter.branches and verifier.same_tokens >= drafter.needs_same_tokens

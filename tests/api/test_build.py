@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import paceline
+from paceline.agreement import agree
 from paceline.api.build import Drafting, build_drafter, build_drafting, build_verifier
 from paceline.api.loading import load
 from paceline.core.plan import Fixed, Plan
 from paceline.core.registry import Registry
 from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
-from paceline.decode import agree
 from paceline.drafters import DRAFTERS
 from paceline.drafters.host import HostDrafter, HostDrafting
 from paceline.drafters.model import ModelDrafter

@@ -1,5 +1,7 @@
 """Trees and the walk that verifiers share."""
 
+from dataclasses import replace
+
 import torch
 
 from paceline.core.tree import Tree, follow
@@ -25,6 +27,21 @@ def test_a_chain_built_either_way_is_the_same_tree():
     for name in ("tokens", "parents", "depth", "ancestors", "valid", "source"):
         assert torch.equal(getattr(chain, name), getattr(other, name)), name
     assert chain.chain and not other.chain
+
+
+def test_nodes_that_are_not_verified_see_the_root_and_each_other():
+    tree = Tree.make_chain(torch.tensor([[9, 8, 7]]), torch.tensor([[True, True, False]]))
+    assert tree.scored is tree
+    beside = replace(fan(), valid=torch.tensor([[True, True, True, True, False, False]]))
+    joined = replace(tree, unverified=beside).scored
+    assert joined.num_nodes == 8 and joined.max_depth == 3 and not joined.chain and joined.unverified is None
+    assert joined.tokens.tolist() == [[9, 8, 7, 1, 2, 3, 4, 5]]
+    assert joined.depth.tolist() == [[0, 1, 2, 1, 1, 2, 2, 3]]
+    assert joined.valid.tolist() == [[True, True, False, True, True, True, False, False]]
+    again = Tree.make(joined.tokens, joined.parents, joined.valid, max_depth=3)
+    for name in ("parents", "depth", "ancestors", "draw", "source", "origin"):
+        assert torch.equal(getattr(joined, name), getattr(again, name)), name
+    assert joined.parents.tolist() == [[-1, 0, 1, 0, 0, 3, 3, 6]]
 
 
 def test_follow_needs_every_node_of_the_path():

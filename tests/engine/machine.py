@@ -27,6 +27,7 @@ class Machine:
         draft=0.05,
         draft_growth=0.0,
         missed=0.0,
+        unverified=0,
         noise=0.0,
         disturbed=None,
         seed=0,
@@ -35,6 +36,7 @@ class Machine:
         self.plan, self.rows, self.growth, self.draft_growth = plan, rows, growth, draft_growth
         self.draft, self.missed = draft if isinstance(draft, list) else [draft], missed
         self.by_drafter = [0] * len(self.draft)  # steps with a draft
+        self.unverified = unverified  # nodes beside each row's draft
         self.noise, self.disturbed, self.slowdown = noise, disturbed, slowdown or (lambda position: 1.0)
         self.random = random.Random(seed)
         self.seconds = self.tokens = self.plain_seconds = 0
@@ -76,7 +78,9 @@ class Machine:
             factor *= 5
         forwards = max(depths) + self.draft_growth * (sum(depths) - max(depths))
         drafting = self.draft[plan.drafter] * forwards + self.missed * missed
-        seconds = factor * self.step_seconds(len(running) + sum(depths), drafting)
+        seconds = factor * self.step_seconds(
+            len(running) + sum(depths) + self.unverified * sum(map(bool, depths)), drafting
+        )
         drafting *= factor * PLAIN
         target = seconds - drafting
         self.seconds += seconds

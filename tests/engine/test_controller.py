@@ -13,7 +13,9 @@ from paceline.engine.controller import Controller
 from paceline.engine.costs import StepCosts, StepWork
 from paceline.engine.curve import Curve
 from paceline.engine.exploration import LESSONS
+from paceline.engine.goodput import Goodput
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
+from paceline.engine.row_state import RowState
 from tests.engine.machine import Machine
 from tests.harness import request
 
@@ -257,6 +259,32 @@ def test_without_a_clock_a_row_depends_on_its_own_results_alone():
     alone = depths_of(accepts, rows=1)
     assert depths_of(accepts, rows=5) == alone == depths_of(accepts, rows=1, seconds=lambda at: 1 + at % 5)
     assert max(alone) > 1
+
+
+def test_nodes_that_are_not_verified_cost_whether_there_is_a_draft_or_not():
+    """A drafter that has one only now and then scores them in every step."""
+    knowledge = Knowledge(growth=0.004)
+    for number in range(200):
+        knowledge.greedy.counts.add(num_accepted=0, depth=0 if number % 3 else 3, keep=1.0)
+        knowledge.greedy.counts.add(num_accepted=3, depth=3 if number % 3 else 0, keep=1.0)
+    knowledge.refresh()
+    state = RowState(counts=Counts(MAX_DRAFT_TOKENS), pool=knowledge.greedy, most=3, left=100)
+    sizes = [0, *range(15, 15 + MAX_DRAFT_TOKENS)]
+    choice = Goodput(knowledge, sizes, num_unverified=14).best({0: state})
+    (depth,) = choice.depths.values()
+    assert 0.2 < state.offers < 0.8
+    of = knowledge.costs.of
+    assert choice.cost == pytest.approx(of(1, 1 + 14 + state.offers * depth, depth, depth) / of(1, 1))
+
+
+def test_a_window_is_paid_for_where_it_pays_alone():
+    """14 nodes beside every draft: on one machine as many as a plain step costs, on another next to nothing."""
+    window = dict(num_nodes=[0, *range(15, 15 + MAX_DRAFT_TOKENS)], num_unverified=14)
+    for growth, least, most in ((0.08, 0.95, 1.0), (0.002, 1.5, 9.9)):
+        plan = controller(knowledge=Knowledge(growth=growth), **window)
+        machine = serve(plan, lambda *_: 0.6, growth=growth, draft=0.01, unverified=14)
+        assert least <= machine.speedup <= most
+    assert plan.knowledge.costs.score.measured(15 + 2, 0) + plan.knowledge.costs.score.measured(15 + 3, 0) > 0
 
 
 def test_no_draft_tokens_at_all_is_refused():

@@ -1,7 +1,7 @@
 """The target's own tokens: equal to coupled verification in what it decides, unlike it in what it asks for."""
 
+from paceline.agreement import agree
 from paceline.core.tree import Draw
-from paceline.decode import agree
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.verifiers.coupled import Coupled

@@ -131,6 +131,7 @@ def _controller(
         rows=rows,
         max_draft_tokens=most,
         num_nodes=[drafter.max_nodes(depth) - 1 for depth in range(most + 1)],
+        num_unverified=drafter.num_unverified,
         knowledge=known,
         ends_early=drafter.ends_early,
         postpones=postpones,

@@ -8,6 +8,7 @@ from typing import Unpack, final
 
 import torch
 
+from paceline.agreement import agree
 from paceline.api.build import build_drafting, build_verifier, check_options
 from paceline.api.completion import Completion, Criterion
 from paceline.api.draft_length import NumDraftTokens, cut_draft_length, is_controlled, longest_draft, plan_of
@@ -24,7 +25,7 @@ from paceline.api.targets import TargetLike, loaded
 from paceline.api.values import count as counted
 from paceline.api.values import flag
 from paceline.core.constraint import Constraint
-from paceline.decode import Decoder, agree
+from paceline.decode import Decoder
 from paceline.engine.candidates import CandidatePlan
 from paceline.engine.controller import Controller
 from paceline.engine.copy_plans import CopyPlan, MixedPlan

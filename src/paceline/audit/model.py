@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from paceline.agreement import agree
 from paceline.api import Loaded, Result, SamplingParams, generate
 from paceline.api.build import build_drafter, build_verifier
 from paceline.api.drafter_like import DrafterLike, VerifierLike
@@ -20,7 +21,6 @@ from paceline.audit.goodness_of_fit import GoodnessOfFit, GoodnessOfFitTest
 from paceline.audit.target_probs import next_token_probs
 from paceline.core.plan import Fixed
 from paceline.core.tree import Draw
-from paceline.decode import agree
 from paceline.drafters.model import ModelDrafter
 from paceline.models.base import LM
 from paceline.verifiers.base import Verifier

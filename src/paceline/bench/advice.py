@@ -79,6 +79,7 @@ def measure(
         rows=batch_size,
         max_draft_tokens=MAX_DRAFT_TOKENS,
         prompts={prompt: number for number, prompt in enumerate(tokens)},
+        num_unverified=drafter.num_unverified,
         seed=seed,
     )
     engine = Engine(

@@ -62,12 +62,20 @@ class Trials:
 class DepthTrials(Plan):
     """Takes the lengths from 0 to ``max_draft_tokens`` in turn, in a random order of its own in every round.
 
-    ``prompts`` are numbers of prompts by their tokens. Nothing is kept until ``begin``.
+    ``prompts`` are numbers of prompts by their tokens; ``num_unverified`` is the drafter's. Nothing is kept until
+    ``begin``.
     """
 
     def __init__(
-        self, *, rows: int, max_draft_tokens: int, prompts: Mapping[tuple[int, ...], int], seed: int = 0
+        self,
+        *,
+        rows: int,
+        max_draft_tokens: int,
+        prompts: Mapping[tuple[int, ...], int],
+        num_unverified: int = 0,
+        seed: int = 0,
     ) -> None:
+        self._num_unverified = num_unverified
         self._size, self._max, self._prompts = rows, max_draft_tokens, prompts
         self._random = Random(seed)
         self._queue: deque[StepPlan] = deque()
@@ -121,7 +129,8 @@ class DepthTrials(Plan):
             return
         self.trials.num_steps[depth] += 1
         if whole and len(running) == self._size and result.plan.turn != CATCHING_UP:
-            nodes = len(running) + sum(result.num_drafted[row] for row in running)
+            each = 1 + (self._num_unverified if depth else 0)
+            nodes = len(running) * each + sum(result.num_drafted[row] for row in running)
             work = StepWork(len(running), nodes, depth, len(running) * depth)
             self.trials.steps.append(TimedStep(work=work, seconds=result.seconds, round=self._num_planned))
         for row in running if depth else ():

@@ -46,6 +46,7 @@ class DraftOptions:
 
     def check(self) -> None:
         """Raise ValueError for options that contradict each other, before any model is loaded."""
+        from paceline.agreement import agree
         from paceline.api import build_verifier
         from paceline.api.build import make_named
         from paceline.api.draft_heads import read_weightless
@@ -54,7 +55,6 @@ class DraftOptions:
         from paceline.api.named import name_of
         from paceline.api.speculative_config import is_speculative_config, read_speculative_config
         from paceline.api.stages import is_made_of_drafters, read_drafter_parts
-        from paceline.decode import agree
         from paceline.models.sublayers import SkippedSublayers
 
         given = self.drafter

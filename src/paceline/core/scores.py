@@ -25,6 +25,7 @@ class Scores:
     raw_logits: Tensor  # [R, N, V] as the LM head gives them
     hidden: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # tap -> [R, N, H]
     mask: TokenMask | None = None
+    unverified: Tensor | None = None  # [R, U] the likeliest token after each node of Tree.unverified but its root
 
     @staticmethod
     def of(logits: Tensor) -> "Scores":

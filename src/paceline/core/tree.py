@@ -78,10 +78,40 @@ class Tree:
     chain: bool  # static: node n is the child of node n - 1
     no_draft_reason: NoDraft = NoDraft.DECLINED  # static: why a row has the root alone, if its limits do not say so
     resume: Resume | None = None  # for the target, of all nodes
+    # Nodes that the target's forward reads too and that nobody verifies: a tree with the same root. No resume with it.
+    unverified: "Tree | None" = None
 
     @property
     def num_nodes(self) -> int:
         return self.tokens.shape[1]
+
+    @property
+    def scored(self) -> "Tree":
+        """What the target's forward reads: this tree, then the nodes of ``unverified`` without its root."""
+        beside, nodes, pad = self.unverified, self.num_nodes, torch.nn.functional.pad
+        if beside is None:
+            return self
+        assert self.resume is None, "hidden states are of verified nodes alone"
+        below = beside.ancestors[:, 1:]  # [B, u, 1 + u]; of this tree they see the root alone
+        ancestors = torch.cat((pad(below[..., :1], (0, nodes - 1)), below[..., 1:]), dim=2)
+        parents = torch.where(beside.parents > 0, beside.parents + (nodes - 1), beside.parents)
+
+        def joined(own: Tensor, other: Tensor) -> Tensor:
+            return torch.cat((own, other[:, 1:]), dim=1)
+
+        return Tree(
+            tokens=joined(self.tokens, beside.tokens),
+            parents=joined(self.parents, parents),
+            depth=joined(self.depth, beside.depth),
+            ancestors=torch.cat((pad(self.ancestors, (0, beside.num_nodes - 1)), ancestors), dim=1),
+            valid=joined(self.valid, beside.valid),
+            draw=joined(self.draw, beside.draw),
+            source=joined(self.source, beside.source),
+            origin=joined(self.origin, beside.origin),
+            probs=None,
+            max_depth=max(self.max_depth, beside.max_depth),
+            chain=False,
+        )
 
     @staticmethod
     def make_chain(

@@ -13,6 +13,7 @@ DRAFTERS = Registry(
         "copy": "paceline.drafters.copy:CopyDrafter",
         "suffix": "paceline.drafters.suffix:SuffixDrafter",
         "retrieval": "paceline.drafters.retrieval:RetrievalDrafter",
+        "lookahead": "paceline.drafters.lookahead:LookaheadDrafter",
         "early_exit": "paceline.drafters.early_exit:EarlyExitDrafter",
         "layer_skip": "paceline.drafters.layer_skip:LayerSkipDrafter",
         "model": "paceline.drafters.model:ModelDrafter",

@@ -57,6 +57,7 @@ class Drafter(ABC):
     # Whether its drafts depend on more than the row's own request, such as the neighbours or what it decoded before.
     needs_same_tokens: bool = False
     ends_early: bool = False  # whether it ends chains by batch.early_stop
+    num_unverified: int = 0  # nodes of Tree.unverified but its root, in every step in which it is asked
     accepts_other_tokens: bool = (
         False  # whether ``observe`` may be given a chain with other tokens than those that it proposed
     )
@@ -65,8 +66,11 @@ class Drafter(ABC):
     nests: bool = False  # whether it may draft for another drafter: see ``rewind``
 
     def max_nodes(self, num_draft_tokens: int) -> int:
-        """Nodes of the largest tree that it proposes at this depth, root included; a chain unless overridden."""
-        return num_draft_tokens + 1
+        """Nodes of the largest tree that it proposes at this depth, with the root and with those that are not verified.
+
+        Those of a chain unless overridden.
+        """
+        return num_draft_tokens + 1 + (self.num_unverified if num_draft_tokens else 0)
 
     @abstractmethod
     def start(self, context: DrafterContext) -> None:
@@ -149,6 +153,13 @@ class Drafter(ABC):
     @abstractmethod
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Update the state with the outcome of ``tree``; ``batch`` is already extended."""
+
+    def observe_unverified(self, tree: Tree, likeliest: Tensor) -> None:  # noqa: B027 - for few
+        """Update the state with the ``likeliest`` token [B, U] after each node of ``tree.unverified`` but its root.
+
+        Called before ``observe``, where the drafter's tree had such nodes. Constraints and logits processors do not
+        apply to them, guidance does.
+        """
 
 
 class StatelessDrafter(Drafter):

@@ -102,6 +102,10 @@ class CandidateDrafters(Drafter):
         tree, first = self.drafters[plan.drafter].propose(batch, plan), self._first_origin[plan.drafter]
         return replace(tree, origin=tree.origin + first) if first else tree
 
+    def observe_unverified(self, tree: Tree, likeliest: Tensor) -> None:
+        """To the one that drafted."""
+        self.drafters[self._chosen].observe_unverified(tree, likeliest)
+
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """To the one that drafted, and to those that read the target's hidden states in every step."""
         for number, one in enumerate(self.drafters):

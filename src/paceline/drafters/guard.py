@@ -103,6 +103,8 @@ class DraftGuard:
             raise DraftError(f"max_depth={tree.max_depth}: the plan allows 0 to {plan.num_draft_tokens}")
         if not tree.chain and not self._drafter.branches:
             raise DraftError("the tree is no chain (Tree.chain): say branches = True in the drafter, or make a chain")
+        if tree.unverified is not None:
+            raise DraftError("tree.unverified is set, which only drafters of Paceline itself may do: leave it None")
         probs = tree.probs
         if probs is not None and (probs.dim() != 3 or probs.shape[::2] != (rows, self._vocab_size)):
             raise DraftError(f"probs {list(probs.shape)}: give [{rows}, M, {self._vocab_size}]")

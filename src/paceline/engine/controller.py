@@ -42,10 +42,10 @@ REFRESH = 16  # steps after which what was learnt is looked up again
 class Controller(Plan):
     """Plans the steps of ``rows`` rows; drafts are at most ``max_draft_tokens`` deep.
 
-    ``num_nodes`` (None: chains) are the nodes of a draft by its depth, from 0. ``knowledge`` (None: nothing) is where
-    it starts from and what it adds to. With ``ends_early`` chains end where the draft's own confidence says that the
-    next token does not pay; with ``postpones`` the drafter may read prompts later. Without ``timed`` no clock and no
-    other row matters: each depth follows from the row's own results. Raises ValueError below 1 draft token.
+    ``num_nodes`` (None: chains) are the nodes of a draft by its depth, from 0, ``num_unverified`` of them whatever is
+    drafted. ``knowledge`` (None: nothing) is where it starts from and what it adds to. With ``ends_early`` chains end
+    where the draft's own confidence says that the next token does not pay; with ``postpones`` the drafter may read
+    prompts later. Without ``timed`` no clock and no other row matters. Raises ValueError below 1 draft token.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Controller(Plan):
         rows: int,
         max_draft_tokens: int = MAX_DRAFT_TOKENS,
         num_nodes: Sequence[int] | None = None,
+        num_unverified: int = 0,
         knowledge: Knowledge | None = None,
         ends_early: bool = False,
         postpones: bool = False,
@@ -64,7 +65,7 @@ class Controller(Plan):
         self._max = max_draft_tokens
         self.num_nodes = list(num_nodes) if num_nodes is not None else list(range(max_draft_tokens + 1))
         self.knowledge = knowledge or Knowledge(max_draft_tokens=max_draft_tokens)
-        self._goodput = Goodput(self.knowledge, self.num_nodes, ends_early=ends_early)
+        self._goodput = Goodput(self.knowledge, self.num_nodes, num_unverified=num_unverified, ends_early=ends_early)
         self._size, self._timed, self._running = rows, timed, 1
         self._postpones, self._drafts_at_once = postpones and timed, True
         self._ends_early = ends_early
@@ -112,12 +113,11 @@ class Controller(Plan):
     def release(self, rows: Iterable[int]) -> None:
         """Requests that ended."""
         ended = [row for row in rows if row in self._rows]
-        if not ended:
-            return
-        self._learn()
+        if ended:
+            self._learn()
+            self._stale, self._evaluate_at = True, self._steps
         for row in ended:
             del self._rows[row]
-        self._stale, self._evaluate_at = True, self._steps
 
     def __call__(self) -> StepPlan:
         """The depth of every row in the next step."""
@@ -195,7 +195,7 @@ class Controller(Plan):
                 read = depth if plan.stop is None else min(depth, result.num_drafted[row] + 1)
                 deepest = max(deepest, read)
                 drafted += read
-                nodes += result.num_drafted[row]
+                nodes += result.num_drafted[row] + self._goodput.num_unverified
                 missed += state.missed
                 submitted = state.learn(result, row, depth, levels=self._ends_early, timed=self._timed, sample=sample)
                 if submitted is not None and not state.depth:

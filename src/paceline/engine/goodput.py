@@ -38,11 +38,15 @@ class Choice(NamedTuple):
 class Goodput:
     """Weighs depths by what ``knowledge`` says; a draft has ``num_nodes`` nodes by its depth, from 0.
 
-    With ``ends_early`` drafts end by themselves where they are not sure.
+    Of these, ``num_unverified`` are there whether the drafter has a draft or not. With ``ends_early`` drafts end by
+    themselves where they are not sure.
     """
 
-    def __init__(self, knowledge: Knowledge, num_nodes: Sequence[int], *, ends_early: bool = False) -> None:
+    def __init__(
+        self, knowledge: Knowledge, num_nodes: Sequence[int], *, num_unverified: int = 0, ends_early: bool = False
+    ) -> None:
         self.knowledge, self.num_nodes, self.ends_early = knowledge, num_nodes, ends_early
+        self.num_unverified = num_unverified
 
     def best(self, rows: Mapping[int, RowState]) -> Choice:
         """The depths of the highest goodput.
@@ -78,6 +82,8 @@ class Goodput:
             tokens -= chance
             ahead -= chance
             nodes += submits * state.offers * (num_nodes[index + 1] - num_nodes[index])
+            if index == 0:
+                nodes += (1.0 - submits * state.offers) * self.num_unverified
             deepest += drafts * missing[index]
             missing[index] *= 1.0 - drafts
             drafted += drafts
@@ -116,7 +122,7 @@ class Goodput:
         for row, depth in other.items():
             state = rows[row]
             if depth:
-                nodes += state.offers * self.num_nodes[depth]
+                nodes += state.offers * self.num_nodes[depth] + (1.0 - state.offers) * self.num_unverified
                 tokens += state.offers * sum(state.survival[:depth])
         deepest, drafted = max(other.values()), sum(other.values())
         cost_of = self.knowledge.costs.of

@@ -37,6 +37,12 @@ class Output:
     hidden: dict[int, Tensor]  # tap -> [B, n, H]
     conditional: Tensor | None = None  # under guidance, the logits [B, n, V] of the prompts themselves
 
+    def first(self, num_nodes: int) -> "Output":
+        """Of the first nodes alone, as views."""
+        of = (None if one is None else one[:, :num_nodes] for one in (self.logits, self.conditional))
+        logits, conditional = of
+        return Output(logits, {tap: states[:, :num_nodes] for tap, states in self.hidden.items()}, conditional)
+
 
 class LM(Protocol):
     """An autoregressive model that scores token trees against a cache; it writes scratch slots only."""

@@ -66,12 +66,17 @@ class Target:
         )
 
     def score(self, tree: Tree, batch: Batch) -> Scores:
-        """One forward over all nodes of ``tree``, in all rows."""
-        output = self.lm(tree, self.cache, taps=self.taps, logits_for=LogitsFor.ALL, resume=tree.resume)
+        """One forward over all nodes of ``tree``, in all rows, and over those that are not verified."""
+        output = self.lm(tree.scored, self.cache, taps=self.taps, logits_for=LogitsFor.ALL, resume=tree.resume)
         assert output.logits is not None
+        unverified = None
+        if tree.unverified is not None:
+            unverified = batch.argmax(output.logits[:, tree.num_nodes :])
+            output = output.first(tree.num_nodes)
+            assert output.logits is not None
         logits, mask = self._constraints.mask(tree, batch.process_tree(output.logits, tree))
         raw = output.logits if output.conditional is None else output.conditional
-        return Scores(logits=logits, raw_logits=raw, hidden=output.hidden, mask=mask)
+        return Scores(logits=logits, raw_logits=raw, hidden=output.hidden, mask=mask, unverified=unverified)
 
     def commit(self, tree: Tree, outcome: Outcome) -> None:
         """Keep the root and the accepted nodes in the cache."""

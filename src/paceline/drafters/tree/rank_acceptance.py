@@ -39,6 +39,7 @@ class RankAcceptanceDrafter(Drafter):
         self.drafter, self.width = drafter, width
         self.taps, self.num_reread, self.draws = drafter.taps, drafter.num_reread, drafter.draws
         self.origins, self.branches = drafter.origins, drafter.branches
+        self.num_unverified = drafter.num_unverified
 
     @property
     def slot_bytes(self) -> int:
@@ -72,6 +73,10 @@ class RankAcceptanceDrafter(Drafter):
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The wrapped drafter's tree."""
         return self.drafter.propose(batch, plan)
+
+    def observe_unverified(self, tree: Tree, likeliest: Tensor) -> None:
+        """As the wrapped drafter."""
+        self.drafter.observe_unverified(tree, likeliest)
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """As the wrapped drafter, and count."""
