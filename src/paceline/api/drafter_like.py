@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from paceline.api.cross_vocabulary import MODEL, SLEM, read_draft_model
 from paceline.api.draft_heads import is_head, read_weightless
 from paceline.api.drafter_files import is_drafter_file, read_drafter_file
 from paceline.api.loading import Loaded
@@ -36,7 +37,9 @@ def check_drafter(text: str) -> bool:
 
     Raises ValueError for options that it does not have, and for a name that the file does not have.
     """
-    if name_of(text) in DRAFTERS:
+    if name_of(text) in (MODEL, SLEM):
+        read_draft_model(text)
+    elif name_of(text) in DRAFTERS:
         if read_weightless(text) is None:
             read_named(DRAFTERS, text)
     elif is_drafter_file(text):
@@ -51,7 +54,6 @@ def check_one(drafter: OneDrafter | None) -> None:
     if is_speculative_config(drafter):
         read_speculative_config(drafter)
     elif isinstance(drafter, str) and (name_of(drafter) in DRAFTERS or is_drafter_file(drafter)):
-        refuse_bare_model(drafter)
         check_drafter(drafter)
     elif isinstance(drafter, Path) or (isinstance(drafter, str) and names_a_model(drafter)):
         if not is_head(drafter):
@@ -80,8 +82,3 @@ def unknown_drafter(drafter: object) -> ValueError:
 def names_a_model(text: str) -> bool:
     """Whether ``text`` is a directory, or can be a path or Hub id."""
     return "/" in text or (text != "" and Path(text).is_dir())
-
-
-def refuse_bare_model(text: str) -> None:
-    if name_of(text) == "model":
-        raise ValueError("drafter 'model' needs a draft model: give its directory instead of the name")

@@ -14,6 +14,7 @@ DRAFTERS = Registry(
         "suffix": "paceline.drafters.suffix:SuffixDrafter",
         "early_exit": "paceline.drafters.early_exit:EarlyExitDrafter",
         "model": "paceline.drafters.model:ModelDrafter",
+        "slem": "paceline.drafters.slem:SlemDrafter",
         "prophet": "paceline.drafters.prophet:ProphetDrafter",
         "linear_prophet": "paceline.drafters.linear_prophet:LinearProphetDrafter",
     },

@@ -65,6 +65,16 @@ class Tokenizer:
         return len(self._inner)
 
     @property
+    def inner(self) -> "PreTrainedTokenizerBase":
+        """The tokenizer of transformers."""
+        return self._inner
+
+    @property
+    def byte_tokens(self) -> Mapping[int, int]:
+        """Token id to byte where the tokenizer has byte fallback, else empty."""
+        return self._bytes
+
+    @property
     def base_vocabulary(self) -> dict[str, int]:
         """Token string to id, without the added tokens."""
         if self._inner.is_fast:
