@@ -77,11 +77,15 @@ def _intersect(target: Tokenizer, draft: Tokenizer, target_size: int, draft_size
     for token, own in sorted(both.items(), reverse=True):  # of several target tokens the lowest id draws
         target_ids[own] = token
     sample = target.encode(SAMPLE, special=False)
-    others = [token for token in (*theirs.text, *theirs.special) if token not in both and token < target_size]
-    spellings = {token: own for token, own in both.items() if target_ids[own] != token}
+    read = {**both, **read_special(theirs, ours)}
+    spellings = {token: own for token, own in read.items() if own < draft_size and target_ids[own] != token}
+    others = [token for token in (*theirs.text, *theirs.special) if token not in read and token < target_size]
     return Intersection(
         target_ids=target_ids,
-        spellings={**_spellings(others, theirs, ours, draft, draft_size), **{t: [own] for t, own in spellings.items()}},
+        spellings={
+            **_spellings(others, theirs, ours, draft, draft_size),
+            **{token: [own] for token, own in spellings.items() if token < target_size},
+        },
         unknown=next((token for token in _unknown(draft, ours) if token < draft_size), 0),
         first=ours.first if ours.first is not None and ours.first < draft_size else None,
         num_common=len(common),
@@ -99,17 +103,24 @@ def _unknown(tokenizer: Tokenizer, pieces: Pieces) -> list[int]:
 
 
 def match_special(target: Pieces, draft: Pieces) -> dict[int, int]:
-    """The draft's special token for those of the target: of the same text, else of the same role.
-
-    A draft without a token that begins a text has the one that ends a text, which stands between texts in training.
-    """
+    """The draft's special token for those of the target that it has: of the same text, else of the same role."""
     written = {text: token for token, text in draft.special.items()}
-    roles = {"bos": draft.roles.get("bos", draft.roles.get("eos")), "eos": draft.roles.get("eos")}
     found = {token: written[text] for token, text in target.special.items() if text in written}
-    for role, own in roles.items():
-        token = target.roles.get(role)
-        if token is not None and own is not None and token in target.special and own in draft.special:
+    for role, token in target.roles.items():
+        own = draft.roles.get(role)
+        if own is not None and token in target.special and own in draft.special and own not in found.values():
             found.setdefault(token, own)
+    return found
+
+
+def read_special(target: Pieces, draft: Pieces) -> dict[int, int]:
+    """As ``match_special``, for what is read and not drafted.
+
+    What begins a text is read by a draft without such a token as what ends one, which stands between texts in training.
+    """
+    found, token, own = match_special(target, draft), target.roles.get("bos"), draft.roles.get("eos")
+    if token is not None and own is not None and token in target.special and own in draft.special:
+        found.setdefault(token, own)
     return found
 
 

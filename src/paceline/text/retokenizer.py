@@ -7,7 +7,7 @@ encodings are cut where a token of each ends at the same byte: nothing is insert
 from collections.abc import Iterable, Sequence
 from typing import final
 
-from paceline.text.intersection import SAMPLE, match_special
+from paceline.text.intersection import SAMPLE, match_special, read_special
 from paceline.text.pieces import read_pieces
 from paceline.text.tokenizer import Tokenizer
 
@@ -89,9 +89,9 @@ class Retokenizer:
 
     def __init__(self, *, target: Tokenizer, draft: Tokenizer, target_size: int, draft_size: int) -> None:
         self._target, self._draft = Encoder(target, size=target_size), Encoder(draft, size=draft_size)
-        matched = match_special(self._target.pieces, self._draft.pieces)
-        self._to_draft = {one: other for one, other in matched.items() if one < target_size and other < draft_size}
-        self._to_target = {other: one for one, other in sorted(self._to_draft.items(), reverse=True)}
+        both = self._target.pieces, self._draft.pieces
+        self._to_draft = {one: other for one, other in read_special(*both).items() if other < draft_size}
+        self._to_target = {other: one for one, other in match_special(*both).items() if one < target_size}
         sizes = [len(one.encode(SAMPLE, special=False)) for one in (draft, target)]
         self.draft_tokens_per_token = sizes[0] / max(1, sizes[1])
 
