@@ -67,7 +67,7 @@ def test_pieces_are_the_bytes_of_the_text(name, text):
     assert data in (text.encode(), b" " + text.encode())
 
 
-def test_markers_of_spaces_bytes_and_special_tokens_are_told_apart():
+def test_spaces_bytes_and_special_tokens_are_distinguished():
     pieces = read_pieces(tokenizer("byte fallback"))
     assert pieces.text[pieces.ids[b" the"]] == b" the" and pieces.text[3 + 0x41] == b"A"
     assert pieces.ids[b"a"] != 3 + ord("a"), "an ordinary token before one of byte fallback"

@@ -109,7 +109,7 @@ class SlemDrafter(HostDrafter):
             assert logits is not None
             token = logits[:, 0].argmax(-1)
             drafted.append(token)
-        found = integers(torch.stack(drafted, dim=1))
+        found = [integers(tokens) for tokens in torch.stack(drafted, dim=1).cpu()]
         for row, tokens in known.items():
             self.cached[row] = [*tokens, *found[row][:-1]]
         return {row: found[row] for row in known}

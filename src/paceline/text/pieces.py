@@ -10,6 +10,7 @@ from typing import final
 from weakref import WeakKeyDictionary
 
 from paceline.text.tokenizer import Tokenizer
+from paceline.text.vocabulary import byte_tokens, decode_function
 
 MARK = "▁"  # SentencePiece's space
 NUM_PROBES = 200  # tokens that are decoded to see whether a rule holds
@@ -76,11 +77,14 @@ _READ: WeakKeyDictionary[Tokenizer, Pieces] = WeakKeyDictionary()
 
 
 def _read(tokenizer: Tokenizer) -> Pieces:
-    names = sorted(tokenizer.inner.get_vocab().items(), key=lambda item: item[1])
+    vocabulary = tokenizer.inner.get_vocab()
+    names = sorted(vocabulary.items(), key=lambda item: item[1])
+    fallback = {
+        token: bytes([byte]) for token, byte in byte_tokens(vocabulary, decode_function(tokenizer.inner)).items()
+    }
     special = {token: name for name, token in names if tokenizer.is_special(token)}
-    ordinary = {token: name for name, token in names if token not in special and token not in tokenizer.byte_tokens}
+    ordinary = {token: name for name, token in names if token not in special and token not in fallback}
     text = _byte_level(tokenizer, ordinary) or _by_decoding(tokenizer, ordinary)
-    fallback = {token: bytes([byte]) for token, byte in tokenizer.byte_tokens.items()}
     text = {token: data for token, data in {**text, **fallback}.items() if data}
     ids: dict[bytes, int] = {}
     for token in (*ordinary, *fallback):
