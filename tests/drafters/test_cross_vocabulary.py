@@ -65,7 +65,8 @@ def cross(target, **options):
 def crossed(monkeypatch):
     """The suites of every drafter, with the draft of another vocabulary in place of the draft model."""
     monkeypatch.setattr(harness, "tiny_drafter", lambda name, target: cross(target))
-    monkeypatch.setattr(test_conformance, "guessable_target", lambda name: models.looping_target())
+    for module in (test_conformance, test_options):
+        monkeypatch.setattr(module, "guessable_target", lambda name: models.looping_target())
     for module in (test_conformance, test_options, test_gates, test_guidance):
         for name in ("tiny_drafter", "new"):
             if name in vars(module):
@@ -104,6 +105,22 @@ def test_a_sequence_that_begins_by_itself_is_given_no_second_beginning():
 @every_verifier
 def test_greedy_output_in_ragged_batches(verifier, crossed):
     test_conformance.test_greedy_output_equals_the_reference_and_every_event_occurs("model", verifier)
+
+
+@every_verifier
+def test_penalties_and_other_processors_are_honoured(verifier, crossed):
+    test_options.test_greedy_outputs_equal_the_reference("model", verifier)
+
+
+@every_verifier
+def test_the_kernels_outputs_equal_the_plain_ones(verifier, crossed):
+    test_options.test_the_kernels_outputs_equal_the_plain_ones("model", verifier, 0.9)
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_guided_rows_beside_a_free_one(temperature, kernel, crossed):
+    test_guidance.test_guided_rows_beside_a_free_one_are_those_of_plain_forwards("model", temperature, kernel)
 
 
 @every_verifier
