@@ -147,7 +147,10 @@ REFUSED = {
         text("--drafter", "ngram:depth=2"),
         ["drafter 'ngram' has no option 'depth'; known: max_ngram=3, min_ngram=1"],
     ),
-    "model by name with options": (text("--drafter", "model:lm=x"), ["drafter 'model' has no option 'lm'; known: draft, vocabulary=auto"]),
+    "model by name with options": (
+        text("--drafter", "model:lm=x"),
+        ["drafter 'model' has no option 'lm'; known: draft"],
+    ),
     "draft length": (text("--num-draft-tokens", "-2"), ["--num-draft-tokens -2: give 0 (no drafting) or a positive"]),
     "draft length twice": (
         text("--num-draft-tokens", "3", "--drafter", '{"method": "ngram", "num_speculative_tokens": 2}'),
