@@ -65,6 +65,18 @@ def other_vocabulary(folder):
     return folder
 
 
+def nothing_in_common(folder):
+    """A draft model whose tokenizer has no token of the target's."""
+    model = tiny.llama(seed=5, vocab_size=20, num_hidden_layers=1)
+    save(tiny.native(model), model.config.to_dict(), folder, dtype=torch.float64)
+    words = {word: number for number, word in enumerate(["[UNK]", "\u2581zugzwang", "\u2581fjord"])}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer.add_special_tokens(["[UNK]"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
 def without_tokenizer(folder, **overrides):
     """A checkpoint without a tokenizer."""
     model = tiny.llama(**{"vocab_size": VOCAB, "max_position_embeddings": CONTEXT, **overrides})

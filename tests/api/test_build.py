@@ -22,7 +22,7 @@ from paceline.drafters.none import NoDrafter
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.lossy_typical import LossyTypical
 from tests import tiny
-from tests.api.checkpoints import CONTEXT, VOCAB, make_tokenizer, other_vocabulary, pair, without_tokenizer
+from tests.api.checkpoints import CONTEXT, VOCAB, make_tokenizer, nothing_in_common, pair, without_tokenizer
 
 ANY = frozenset(Draw)
 TREE = "[(0,), (1,), (1,0), (0, 0), (0,0,0)]"
@@ -80,9 +80,12 @@ def test_draft_without_tokenizer_is_accepted_by_vocabulary_size(target, tmp_path
     assert isinstance(build_drafter(folder, target=replace(target, tokenizer=None)), ModelDrafter)
 
 
-def test_draft_of_another_vocabulary_is_refused_with_both_sizes(target, tmp_path):
-    folder = other_vocabulary(tmp_path / "draft")
-    sizes = rf"target .*target \(297 tokens\) and draft {folder} \(280 tokens\) have different vocabularies; take"
+def test_draft_with_nothing_in_common_is_refused_with_both_sizes(target, tmp_path):
+    folder = nothing_in_common(tmp_path / "draft")
+    sizes = (
+        rf"target .*target \(297 tokens\) and draft {folder} \(3 tokens\) have different vocabularies, without a token "
+        "in common; take"
+    )
     for given in (folder, load(folder, device="cpu"), {"model": str(folder), "num_speculative_tokens": 2}):
         with pytest.raises(ValueError, match=sizes):
             build_drafter(given, target=target)
@@ -312,7 +315,11 @@ def test_drafter_options_are_parsed_by_type(target):
         ("ngram:max_ngram=x", "max_ngram=x of the drafter 'ngram': give a whole number"),
         ("ngram:max_ngram=0", "min_ngram=1, max_ngram=0: need 1 <= min_ngram <= max_ngram"),
         ("none:k=1", "drafter 'none' has no option 'k'; it takes none: give 'none' alone"),
-        ("model:lm=x", "drafter 'model' needs a draft model"),
+        ("model:lm=x", "drafter 'model' has no option 'lm'; known: draft, vocabulary=auto"),
+        ("model:vocabulary=tli", "drafter 'model' needs draft"),
+        ("model:draft=x,vocabulary=one", "vocabulary='one': give auto, tli, slem"),
+        ("slem", "drafter 'slem' needs a draft model: give its directory instead of the name, or model:draft=DIR"),
+        ("slem:draft=x", "drafter 'slem:draft=x': write model:draft=x,vocabulary=slem"),
         ("ngrm:max_ngram=4", "unknown drafter 'ngrm:max_ngram=4': no such directory; known names"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):

@@ -139,7 +139,7 @@ REFUSED_CONFIGS = [
     ),
     ({**NGRAM, "colour": 1}, "unknown key 'colour': leave it out"),
     ({**NGRAM, "num_spec": 1}, "unknown key 'num_spec', near num_speculative_tokens"),
-    ({**MODEL, "use_heterogeneous_vocab": 0}, "use_heterogeneous_vocab=0: take a draft with the target's own"),
+    ({**MODEL, "use_heterogeneous_vocab": 0}, "use_heterogeneous_vocab=0: give true or false"),
     (
         {**MODEL, "speculative_token_tree": "[(0,), 1]"},
         "speculative_token_tree='[(0,), 1]': give a list of tuples, like '[(0,), (1,), (0, 0)]'",

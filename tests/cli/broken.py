@@ -11,7 +11,7 @@ class Scribbler(Drafter):
 
     after = 10
 
-    def __init__(self, *, lm):
+    def __init__(self, *, lm, shape=None, draws=None):
         self.inner = ModelDrafter(lm=lm)
         self.draws, self.origins = self.inner.draws, self.inner.origins
 

@@ -10,7 +10,7 @@ from paceline.cli import run
 from paceline.draft_heads.files import save_head
 from paceline.drafters import DRAFTERS
 from paceline.models.fingerprint import fingerprint
-from tests.api.checkpoints import other_vocabulary, pair
+from tests.api.checkpoints import nothing_in_common, pair
 from tests.draft_heads.test_prophet import make
 
 TOKENS = 14
@@ -116,7 +116,7 @@ def test_bad_input_is_one_line_and_exit_code_two(case, capsys, tmp_path):
     arguments, message = REFUSED[case]
     places = {"TARGET": pair().target, "DRAFT": pair().draft}
     if "OTHER" in arguments:
-        places["OTHER"] = other_vocabulary(tmp_path / "other")
+        places["OTHER"] = nothing_in_common(tmp_path / "other")
     assert demo(*(places.get(word, word) for word in arguments)) == 2
     captured = capsys.readouterr()
     assert message in captured.err.splitlines()[-1] and captured.err.count("\n") <= 2, "loading, and the error"

@@ -14,7 +14,7 @@ from paceline.cli import run
 from paceline.draft_heads.files import save_head
 from paceline.draft_heads.linear_prophet import LinearProphetConfig, LinearProphetHead
 from paceline.models.fingerprint import fingerprint
-from tests.api.checkpoints import CONTEXT, config_of, other_vocabulary, pair, without_tokenizer
+from tests.api.checkpoints import CONTEXT, config_of, nothing_in_common, pair, without_tokenizer
 
 GIVEN = ["generate", "--model", "TARGET"]
 FILE = [*GIVEN, "--prompt-file", "PROMPTS"]
@@ -133,7 +133,10 @@ REFUSED = {
             "drafter, or one of the verifiers block, coupled,"
         ],
     ),
-    "vocabulary": (text("--draft", "OTHER"), ["(297 tokens) and draft", "different vocabularies; take a draft with"]),
+    "vocabulary": (
+        text("--draft", "OTHER"),
+        ["(297 tokens) and draft", "different vocabularies, without a token in common"],
+    ),
     "unknown verifier": (text("--verifier", "maybe"), ["unknown verifier 'maybe'; known: block, coupled"]),
     "unknown option of a verifier": (
         text("--verifier", "lossy_typical:gamma=1"),
@@ -144,7 +147,10 @@ REFUSED = {
         text("--drafter", "ngram:depth=2"),
         ["drafter 'ngram' has no option 'depth'; known: max_ngram=3, min_ngram=1"],
     ),
-    "model by name with options": (text("--drafter", "model:lm=x"), ["--drafter model:lm=x: it needs a draft model"]),
+    "model by name with options": (
+        text("--drafter", "model:lm=x"),
+        ["drafter 'model' has no option 'lm'; known: draft"],
+    ),
     "draft length": (text("--num-draft-tokens", "-2"), ["--num-draft-tokens -2: give 0 (no drafting) or a positive"]),
     "draft length twice": (
         text("--num-draft-tokens", "3", "--drafter", '{"method": "ngram", "num_speculative_tokens": 2}'),
@@ -263,7 +269,7 @@ def places(tmp_path_factory):
         "TARGET": pair().target,
         "DRAFT": pair().draft,
         "ROOT": pair().root,
-        "OTHER": other_vocabulary(folder / "other"),
+        "OTHER": nothing_in_common(folder / "other"),
         "BARE": without_tokenizer(folder / "bare"),
         "PROMPTS": folder / "prompts.txt",
         "EMPTY": folder / "empty.jsonl",

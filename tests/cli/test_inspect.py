@@ -1,4 +1,5 @@
 import json
+import re
 import shlex
 import sys
 
@@ -16,7 +17,7 @@ from paceline.engine.memory import weight_bytes
 from paceline.models.adapter.lm import TransformersLM
 from paceline.models.native.quantization import SCHEMES
 from paceline.verifiers import VERIFIERS
-from tests.api.checkpoints import CONTEXT, VOCAB, other_vocabulary, pair, without_tokenizer
+from tests.api.checkpoints import CONTEXT, VOCAB, nothing_in_common, other_vocabulary, pair, without_tokenizer
 from tests.cli import snapshots
 from tests.examples.installed import put_example
 from tests.models.adapter_models import MODELS, REFUSED, SIZES, make
@@ -94,7 +95,11 @@ def test_requested_precision_determines_the_sizes(capsys):
 def test_draft_fits_or_the_reason_is_given(capsys, tmp_path):
     fitting = inspect(capsys, pair().target, "--draft", pair().draft)["draft"]
     assert fitting["fits"] and not fitting["reasons"] and fitting["note"] is None
-    other = other_vocabulary(tmp_path / "other")
+    other = other_vocabulary(tmp_path / "shared")
+    found = inspect(capsys, pair().target, "--draft", other)["draft"]
+    assert found["fits"] and found["drafts_by"] == "tli" and found["common_tokens"] == 257
+    assert 0.8 < found["share_of_targets_tokens"] < 0.9 and 0.75 < found["share_of_a_text"] < 1
+    other = nothing_in_common(tmp_path / "other")
     found = inspect(capsys, pair().target, "--draft", other)["draft"]
     assert not found["fits"] and "different vocabularies" in found["reasons"][0]
     assert found["note"] == "drafts nothing beyond its context of 128 tokens"
@@ -152,7 +157,9 @@ def test_opens_with_what_runs_it_and_the_command_to_go_on_with(capsys, monkeypat
     assert f"{draft} can draft for it" in says
     assert (command.model.model, command.drafting.draft) == (target, draft)
     assert (command.model.dtype, command.model.device) == ("float32", "cpu")
-    other = other_vocabulary(tmp_path / "other")
+    says, _ = first_lines(capsys, target, "--draft", other_vocabulary(tmp_path / "shared"))
+    assert re.search(r"another one: it drafts the tokens .* \(TLI\), \d+% of the vocabulary and \d+%", says)
+    other = nothing_in_common(tmp_path / "other")
     says, command = first_lines(capsys, target, "--draft", other)
     assert "cannot draft for it: target" in says and "different vocabularies" in says
     assert (command.drafting.draft, command.drafting.drafter) == (None, "ngram")

@@ -9,6 +9,7 @@ from typing import cast
 
 from paceline.api import values
 from paceline.api.automatic import AUTO, with_automatic
+from paceline.api.cross_vocabulary import MODEL, SLEM, TLI, build_model_drafter, read_draft_model
 from paceline.api.draft_heads import build_head_drafter, is_head, read_weightless
 from paceline.api.draft_length import NumDraftTokens, check_draft_length
 from paceline.api.drafter_files import is_drafter_file, read_drafter_file
@@ -20,7 +21,7 @@ from paceline.api.drafter_like import (
     names_a_model,
     unknown_drafter,
 )
-from paceline.api.loading import Loaded, load, runnable
+from paceline.api.loading import Loaded, load
 from paceline.api.named import make_from_class, name_of, read_named
 from paceline.api.speculative_config import (
     NgramSpeculation,
@@ -29,7 +30,7 @@ from paceline.api.speculative_config import (
     read_speculative_config,
 )
 from paceline.api.speculative_fields import HARMLESS
-from paceline.api.stages import is_made_of_drafters, read_drafter_parts, refuse_bare
+from paceline.api.stages import is_made_of_drafters, read_drafter_parts
 from paceline.core.plan import Plan
 from paceline.core.tree import Draw
 from paceline.draft_heads.files import read_head_config
@@ -41,7 +42,6 @@ from paceline.drafters.joined import JoinedCopies
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.models.from_transformers import is_transformers_model
-from paceline.text.tokenizer import same_vocabulary
 from paceline.verifiers import VERIFIERS
 from paceline.verifiers.base import Verifier
 
@@ -80,8 +80,9 @@ def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
 
     - None: plain decoding.
     - A registered name, such as "ngram", with options if wanted: "ngram:max_ngram=4,min_ngram=2".
-    - A draft model: a directory, a Hub id ("owner/name"), a ``Loaded`` or a loaded transformers model, with the
-      target's vocabulary and on its device. Those loaded here take the target's precision.
+    - A draft model: a directory, a Hub id ("owner/name"), a ``Loaded`` or a loaded transformers model, on the target's
+      device. Those loaded here take the target's precision. Its tokenizer may be another one
+      (``cross_vocabulary.choose_exchange``); "model:draft=DIR,vocabulary=slem" or "=tli" says how it drafts then.
     - The directory of a draft head trained for the target (``paceline.draft_heads.files``); the target must be native.
     - "early_exit:exit_layer=8", for a native target that was trained to predict from this layer.
     - "layer_skip", the native target without the sub-layers that `paceline skip-search` found; "layer_skip:DIR",
@@ -96,7 +97,8 @@ def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
     - A list of these, of which the plan chooses one for each step.
     - "auto", alone or in a list: copies of the prompt and of earlier outputs, and the heads in the target's directory.
 
-    Raises ValueError, with the known names, for anything else, and for a draft of another vocabulary or device.
+    Raises ValueError, with the known names, for anything else, for a draft of another device, and for one that has no
+    token in common with the target.
     """
     if is_made_of_drafters(drafter):
         parts = read_drafter_parts(drafter)
@@ -118,17 +120,22 @@ def build_drafter(drafter: DrafterLike, *, target: Loaded) -> Drafter:
 
 
 def build_shaped(
-    draft: str | Path | Loaded, *, target: Loaded, shape: Topology | None, draws: frozenset[Draw] = frozenset(Draw)
+    draft: str | Path | Loaded,
+    *,
+    target: Loaded,
+    shape: Topology | None,
+    draws: frozenset[Draw] = frozenset(Draw),
+    vocabulary: str = "auto",
 ) -> Drafter:
     """A drafter with a draft model or head that drafts ``shape`` (None: a chain) with one of ``draws``.
 
-    Raises ValueError as ``build_drafting`` does, and for a shape that allows none of the draws.
+    ``vocabulary`` is how a draft model of another tokenizer drafts (``cross_vocabulary.choose_exchange``). Raises
+    ValueError as ``build_drafting`` does, and for a shape that allows none of the draws.
     """
     if isinstance(draft, str | Path) and is_head(draft):
         return build_head_drafter(draft, target=target, shape=shape, draws=draws)
     loaded = draft if isinstance(draft, Loaded) else _load(draft, target)
-    _check_draft(target, loaded)
-    return DRAFTERS.find("model")(lm=runnable(loaded), draws=draws, shape=shape)
+    return build_model_drafter(target, loaded, draws=draws, shape=shape, wanted=vocabulary)
 
 
 def build_verifier(verifier: VerifierLike) -> Verifier:
@@ -166,23 +173,6 @@ def check_options(
     build_verifier(verifier)
 
 
-def check_vocabulary(target: Loaded, draft: Loaded) -> None:
-    """Raise ValueError unless both have the same vocabulary; sizes may differ by padding if the tokenizers agree."""
-    if target.tokenizer is not None and draft.tokenizer is not None:
-        same = same_vocabulary(target.tokenizer, draft.tokenizer)
-        sizes = (target.tokenizer.size, draft.tokenizer.size)
-        if same:
-            return
-    else:
-        sizes = (target.lm.vocab_size, draft.lm.vocab_size)
-        if sizes[0] == sizes[1]:
-            return
-    raise ValueError(
-        f"target {target.name} ({sizes[0]} tokens) and draft {draft.name} ({sizes[1]} tokens) have different "
-        "vocabularies; take a draft with the target's own tokenizer.json, or the drafter 'ngram', which needs none"
-    )
-
-
 def _speculate(speculation: Speculation, target: Loaded) -> Drafter:
     if speculation.unused:
         _note_unused(speculation.unused)
@@ -191,7 +181,8 @@ def _speculate(speculation: Speculation, target: Loaded) -> Drafter:
     path, shape = speculation.model, speculation.tree
     if not is_head(path):
         draft = _load(path, target, revision=speculation.revision)
-        return build_shaped(draft, target=target, shape=shape, draws=speculation.draws)
+        vocabulary = TLI if speculation.heterogeneous else "auto"
+        return build_shaped(draft, target=target, shape=shape, draws=speculation.draws, vocabulary=vocabulary)
     if speculation.revision is not None:
         raise ValueError(
             f"speculative_config: revision={speculation.revision!r}: {path} is a local directory; leave it out"
@@ -242,8 +233,7 @@ def _build(drafter: OneDrafter | None, target: Loaded) -> Drafter:
     if drafter is None:
         return DRAFTERS.find("none")()
     if isinstance(drafter, Loaded):
-        _check_draft(target, drafter)
-        return DRAFTERS.find("model")(lm=runnable(drafter))
+        return build_model_drafter(target, drafter)
     if is_transformers_model(drafter):
         return _build(load(drafter, device=target.lm.device, enforce_eager=target.enforce_eager), target)
     if isinstance(drafter, str) and name_of(drafter) in DRAFTERS:
@@ -276,18 +266,11 @@ def make_named(text: str, *, vocabulary: str | None = None) -> Drafter:
 def _by_name(text: str, target: Loaded) -> Drafter:
     """The drafter that ``text`` names. Raises ValueError for one that needs a directory."""
     refuse_bare(text)
+    if name_of(text) in (MODEL, SLEM):
+        named = read_draft_model(text)
+        return build_model_drafter(target, _load(named.draft, target), wanted=named.vocabulary)
     weightless = read_weightless(text)
     if weightless is not None:
         return weightless.drafter(target)
     vocabulary = None if target.tokenizer is None else target.tokenizer.digest
     return make_named(text, vocabulary=vocabulary)
-
-
-def _check_draft(target: Loaded, draft: Loaded) -> None:
-    """Raise ValueError unless ``draft`` has the device and the vocabulary of ``target``."""
-    if draft.lm.device != target.lm.device:
-        raise ValueError(
-            f"target {target.name} is on {target.lm.device} and draft {draft.name} on {draft.lm.device}: load both on "
-            "one device"
-        )
-    check_vocabulary(target, draft)

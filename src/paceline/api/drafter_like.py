@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 from paceline.api.automatic import AUTO
+from paceline.api.cross_vocabulary import MODEL, SLEM, read_draft_model
 from paceline.api.draft_heads import is_head, read_weightless
 from paceline.api.drafter_files import is_drafter_file, read_drafter_file
 from paceline.api.loading import Loaded
 from paceline.api.named import name_of, read_named
 from paceline.api.speculative_config import is_speculative_config, read_speculative_config
-from paceline.api.stages import is_made_of_drafters, read_drafter_parts, refuse_bare
+from paceline.api.stages import is_made_of_drafters, read_drafter_parts
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.host import HostDrafter
@@ -43,6 +44,9 @@ def check_drafter(text: str) -> bool:
         return True
     if is_made_of_drafters(text):
         read_drafter_parts(text)
+    elif name_of(text) in (MODEL, SLEM):
+        refuse_bare(text)
+        read_draft_model(text)
     elif name_of(text) in DRAFTERS:
         refuse_bare(text)
         if read_weightless(text) is None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from paceline.api.build import check_vocabulary
 from paceline.api.checkpoint import Checkpoint
+from paceline.api.cross_vocabulary import choose_exchange
 from paceline.api.engine import LONGEST, room
 from paceline.core.registry import Registry
 from paceline.draft_heads.files import WEIGHTS, HeadError, read_head_config
@@ -136,16 +136,24 @@ def _describe_class(registry: Registry, name: str) -> str:
 
 
 def _judge(target: Checkpoint, draft: Checkpoint) -> dict[str, object]:
-    """Whether ``draft`` can draft for ``target``."""
+    """Whether ``draft`` can draft for ``target``, in which way, and what share of tokens they have in common."""
     reasons: list[str] = []
+    vocabulary: dict[str, object] = {}
     try:
-        check_vocabulary(target.loaded, draft.loaded)
+        exchange = choose_exchange(target.loaded, draft.loaded)
     except ValueError as error:
         reasons.append(str(error))
+    else:
+        vocabulary["drafts_by"] = exchange.way
+        if (found := exchange.intersection) is not None:
+            vocabulary["common_tokens"] = found.num_common
+            vocabulary["share_of_targets_tokens"] = found.share
+            vocabulary["share_of_a_text"] = found.common_in_text
     short = draft.lm.max_positions < target.lm.max_positions
     return {
         "fits": not reasons,
         "reasons": reasons,
+        **vocabulary,
         "note": f"drafts nothing beyond its context of {draft.lm.max_positions} tokens" if short else None,
         "relative_size": draft.num_parameters / target.num_parameters,
     }

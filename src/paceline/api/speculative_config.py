@@ -58,6 +58,7 @@ class ModelSpeculation:
     revision: str | None
     draws: frozenset[Draw]
     tree: Topology | None = None
+    heterogeneous: bool = False  # whether tokens that both vocabularies have are drafted alone (TLI)
     unused: tuple[str, ...] = ()
 
 
@@ -155,6 +156,7 @@ def _read_model(values: Mapping[str, object], unused: tuple[str, ...]) -> ModelS
         revision=_text(values, "revision"),
         draws=ANY_DRAW if draw is None else DRAWS[draw],
         tree=tree,
+        heterogeneous=_truth(values, "use_heterogeneous_vocab"),
         unused=unused,
     )
 
@@ -204,6 +206,13 @@ def _count(values: Mapping[str, object], name: str) -> int | None:
     value = values.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise ValueError(f"speculative_config: {name}={value!r}: give a count of at least 1")
+    return value
+
+
+def _truth(values: Mapping[str, object], name: str) -> bool:
+    value = values.get(name, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"speculative_config: {name}={value!r}: give true or false")
     return value
 
 

@@ -93,6 +93,11 @@ HONOURED: dict[str, tuple[tuple[str, ...], str]] = {
         MODEL,
         "`greedy` drafts the most probable token, `probabilistic` samples; by default the verifier chooses",
     ),
+    "use_heterogeneous_vocab": (
+        MODEL,
+        "true: a draft of another tokenizer drafts the tokens that both vocabularies have (TLI); by default that or an "
+        "exchange of texts is chosen, by how many they have in common",
+    ),
     "speculative_token_tree": (
         MODEL,
         "of older versions: the nodes of a draft tree, each its path of child ranks: `[(0,), (1,), (0, 0)]`",
@@ -143,9 +148,6 @@ REFUSED: Mapping[str, Refusal] = {
     "tensor_parallel_size": Refusal(reason="vLLM refuses it too; leave it out"),
     "quantization": Refusal(reason="load the draft quantized, by quantization of load or --draft-quantization"),
     "draft_lm_head_quantization": Refusal(reason=_OF_HEADS),
-    "use_heterogeneous_vocab": Refusal(
-        reason="take a draft with the target's own tokenizer.json, or method 'ngram'", neutral=(False,)
-    ),
     "parallel_drafting": Refusal(
         reason="leave it out, and the model drafts token by token; or train a head `linear_prophet`, which drafts all "
         "at once",

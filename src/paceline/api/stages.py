@@ -16,6 +16,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.growing import GrowingDrafter
 from paceline.models.directory import check_path, is_head
 
+OPTION = re.compile(r"\w+=")
 MODEL = "model:"  # before the directory or Hub id of a draft model
 STAGE, THEN = re.compile(r"\s+<\s+"), re.compile(r"\s+\+\s+")
 COUNT = re.compile(r"\s+x(\d+)$")
@@ -119,7 +120,7 @@ def refuse_bare(text: str) -> None:
     name = name_of(text)
     if name in KEYS:
         raise ValueError(f"drafter {text!r} is made of drafters: {HOW}")
-    if name == "model":
+    if text == "model":
         raise ValueError(
             "drafter 'model' needs a draft model: give its directory instead of the name, or after it, as model:DIR"
         )
@@ -244,7 +245,8 @@ def _make(part: Part, build: Build) -> Drafter:
 
 
 def _can_be_model(text: str) -> bool:
-    return text != "" and ("/" in text or Path(text).is_dir())
+    """Whether a draft model may lie there; options, as in "draft=DIR", are none."""
+    return text != "" and not OPTION.match(text) and ("/" in text or Path(text).is_dir())
 
 
 def _words(part: Part) -> str:

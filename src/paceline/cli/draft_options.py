@@ -81,7 +81,9 @@ class DraftOptions:
                 )
             return
         if given is not None and name_of(given) == "model":
-            if self.draft is None:
+            if given != "model":
+                check_drafter(given)
+            elif self.draft is None:
                 raise ValueError(f"--drafter {given}: it needs a draft model, give --draft DIR")
             return
         if given is not None and is_speculative_config(given):

@@ -4,13 +4,14 @@ D the draft's vocabulary, V the target's.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self, final
 
 import torch
 from torch import Tensor
 
 from paceline.core.host import integers
+from paceline.draft_heads.draft_sequence import DraftSequence, OneToOne, Spelled, Spellings
 
 
 class VocabMap(ABC):
@@ -19,6 +20,7 @@ class VocabMap(ABC):
     draft_size: int
     target_size: int
     same_ids: bool  # an id that both vocabularies have is the same token in both
+    max_pieces: int = 1  # draft tokens that one of the target's makes at most
 
     @abstractmethod
     def target_logits(self, logits: Tensor) -> Tensor:
@@ -27,6 +29,14 @@ class VocabMap(ABC):
     @abstractmethod
     def draft_ids(self, tokens: Tensor) -> Tensor:
         """Draft ids of target ``tokens``; a fixed draft id for tokens that the draft does not have."""
+
+    def sequence(self, tokens: Tensor) -> DraftSequence:
+        """The draft's sequences of rows whose target tokens are ``tokens`` [B, T]."""
+        return OneToOne(tokens, self.draft_ids)
+
+    @abstractmethod
+    def spell(self, tokens: Sequence[int]) -> list[int]:
+        """The draft's sequence of a row, on the host."""
 
 
 @final
@@ -49,15 +59,21 @@ class PaddedVocab(VocabMap):
     def draft_ids(self, tokens: Tensor) -> Tensor:
         return tokens.clamp(max=self.draft_size - 1)
 
+    def spell(self, tokens: Sequence[int]) -> list[int]:
+        return [min(token, self.draft_size - 1) for token in tokens]
+
 
 @final
 class MappedVocab(VocabMap):
     """A draft vocabulary with ids of its own, as the reduced ones of EAGLE-3 (2503.01840) and FR-Spec (2502.14856).
 
     Those reduce the output head alone and embed target ids, so they need ``target_logits`` but not ``draft_ids``.
-    ``target_ids[d]`` is the target's id of draft token d, -1 if the target does not have that token. A target token
-    that the draft does not have is read as draft token ``unknown``. Raises ValueError for ids outside the vocabularies,
-    for two draft tokens with one target id, and for a map without a token.
+    ``target_ids[d]`` is the target's id of draft token d, -1 if the target does not have that token: drafts are of the
+    tokens that both have, which is token-level intersection (TLI, 2502.05202) for a draft of another tokenizer. A
+    target token that the draft does not have is read as its ``spellings``, draft tokens of the same text, else as
+    draft token ``unknown``. ``first`` (None: nothing) begins a draft sequence whose target tokens do not. Raises
+    ValueError for ids outside the vocabularies, for two draft tokens with one target id, for a map without a token, and
+    for an empty spelling.
     """
 
     same_ids = False
@@ -68,6 +84,8 @@ class MappedVocab(VocabMap):
         target_ids: Sequence[int],
         target_size: int,
         unknown: int = 0,
+        spellings: Mapping[int, Sequence[int]] | None = None,
+        first: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         known = {target: draft for draft, target in enumerate(target_ids) if target != -1}
@@ -83,6 +101,20 @@ class MappedVocab(VocabMap):
         self._in_draft = None if len(known) == self.draft_size else shared  # None: all of them, in order
         self._draft_ids = torch.full((target_size,), unknown, dtype=torch.int64, device=device)
         self._draft_ids[self._in_target] = shared
+        self._first, spellings = first, spellings or {}
+        self._spelled = [[known.get(token, unknown)] for token in range(target_size)]
+        for token, ids in spellings.items():
+            if not ids or not 0 <= min(ids) <= max(ids) < self.draft_size or not 0 <= token < target_size:
+                raise ValueError(
+                    f"target token {token} spelled as draft tokens {list(ids)}: give ids, at least one, below "
+                    f"{self.draft_size} for a token below {target_size}"
+                )
+            if token not in known:
+                self._spelled[token] = list(ids)
+        self._spellings = None
+        if spellings or first is not None:
+            self.max_pieces = max(map(len, self._spelled))
+            self._spellings = Spellings.make(self._spelled, first, device)
 
     @classmethod
     def from_offsets(cls, d2t: Tensor, *, target_size: int, unknown: int = 0) -> Self:
@@ -104,3 +136,11 @@ class MappedVocab(VocabMap):
 
     def draft_ids(self, tokens: Tensor) -> Tensor:
         return self._draft_ids[tokens]
+
+    def sequence(self, tokens: Tensor) -> DraftSequence:
+        return OneToOne(tokens, self.draft_ids) if self._spellings is None else Spelled(tokens, self._spellings)
+
+    def spell(self, tokens: Sequence[int]) -> list[int]:
+        spelled = [one for token in tokens for one in self._spelled[token]]
+        adds = self._first is not None and spelled[:1] != [self._first]
+        return [self._first, *spelled] if adds and self._first is not None and spelled else spelled

@@ -19,6 +19,7 @@ DRAFTERS = Registry(
         "model": "paceline.drafters.model:ModelDrafter",
         "staged": "paceline.drafters.staged:StagedDrafter",
         "cascade": "paceline.drafters.cascade:CascadeDrafter",
+        "slem": "paceline.drafters.slem:SlemDrafter",
         "prophet": "paceline.drafters.prophet:ProphetDrafter",
         "linear_prophet": "paceline.drafters.linear_prophet:LinearProphetDrafter",
     },

@@ -120,6 +120,10 @@ class GrowingDrafter(Drafter):
             grown = grower.grow(batch, logits, self._max_depth(batch), self._score, reason)
         return self.finish(batch, grown)
 
+    def num_known(self, batch: Batch) -> Tensor:
+        """The length [B] of what it has to read of each row, the root included, in its own tokens."""
+        return batch.length
+
     def check_target(self, context: DrafterContext) -> None:
         """Raise ValueError for a target that it cannot draft for."""
 
@@ -163,7 +167,7 @@ class GrowingDrafter(Drafter):
         """How deep each row [B] may be drafted for."""
         if self.max_context is None:
             return batch.draft_room
-        return torch.minimum(batch.draft_room, self.max_context - batch.length + 1)
+        return torch.minimum(batch.draft_room, self.max_context - self.num_known(batch) + 1)
 
     def _score(self, forest: Tree, start: int) -> Tensor:
         """Target logits [B, n, V] after nodes ``start`` on."""

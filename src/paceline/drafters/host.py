@@ -29,6 +29,11 @@ class HostDrafter(ABC):
     branches: bool = False  # whether drafts may have parents
     copies: bool = False  # as Drafter.copies
 
+    @property
+    def slot_bytes(self) -> int:
+        """As Drafter.slot_bytes."""
+        return 0
+
     def start(self, context: DrafterContext) -> None:  # noqa: B027 - most keep no state
         """Drop former state, for the rows of ``context``. Raises ValueError for a target it cannot serve."""
 
@@ -73,6 +78,10 @@ class HostDrafting(Drafter):
     @property
     def host_state(self) -> Hashable:
         return ()
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.drafter.slot_bytes
 
     def start(self, context: DrafterContext) -> None:
         """Allocate the buffers. Raises what the drafter's own ``start`` raises."""

@@ -10,10 +10,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from paceline.core.admission import Admission
+from paceline.core.admission import Admission, Prefix
 from paceline.core.batch import Batch
 from paceline.core.cache import View
 from paceline.core.context import describe
+from paceline.core.guidance import Guidance
+from paceline.core.request import Request
 from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, Outcome, Tree
 from paceline.draft_heads.vocab_map import VocabMap
@@ -23,9 +25,9 @@ from paceline.drafters.tree.base import GrownTree
 from paceline.drafters.tree.shapes import Shape
 from paceline.models.base import LM, FusedDrafting, LogitsFor, PendingInputs, max_sequence_length
 from paceline.models.guided import GuidedLM
-from paceline.models.prefill import feed, prefill
+from paceline.models.prefill import prefill, read_next
 
-ORDINARY_LAG = 2  # the root, and the last drafted token when the whole draft was accepted
+SLOTS_PER_TOKEN = 2  # of the cache at most; a row whose text takes more of the draft's tokens outgrows its context
 CATCH_UP = (8, 64, 256)  # chunk sizes for rows that fell behind
 
 
@@ -36,7 +38,9 @@ class ModelDrafter(GrowingDrafter):
     Its cache commits the root itself, so after an ordinary step it lags by the root and, if the accepted path ended in
     a node that it never read, by that one. A row that outgrows the draft's context is not drafted for.
 
-    ``vocab`` maps its token ids to the target's (None: the same ids, and sizes that differ by padding at the end).
+    ``vocab`` maps its token ids to the target's (None: the same ids, and sizes that differ by padding at the end). All
+    that it counts and caches is in its own tokens: where it lacks one of the target's, it reads several in its place.
+    It drafts those that both have alone (TLI, 2502.05202), each of which is one token on either side.
     ``shape`` (None: a chain) is what it drafts, to the depth that a plan asks for. ``draws`` (None: all that the shape
     allows) limits how tokens are drawn. Raises ValueError if the shape allows none of them.
 
@@ -57,10 +61,12 @@ class ModelDrafter(GrowingDrafter):
         vocab: VocabMap | None = None,
     ) -> None:
         super().__init__(lm=lm, shape=shape, draws=draws, vocab=vocab)
+        self.max_pieces = 1 if vocab is None else vocab.max_pieces
+        self.nests = vocab is None  # other token ids cannot be those of the stage above
 
     @property
     def slot_bytes(self) -> int:
-        return self.lm.slot_bytes
+        return self.lm.slot_bytes * min(self.max_pieces, SLOTS_PER_TOKEN)
 
     @property
     def host_state(self) -> Hashable:
@@ -74,7 +80,7 @@ class ModelDrafter(GrowingDrafter):
         """Choose the chunks in which the rows to be drafted for catch up; the others fall back by a token."""
         super().begin_step(batch, plan)
         for row in self.skipped:
-            self.lags[row] += 1
+            self.lags[row] += self.max_pieces
         lag = max([0, *(lag for row, lag in enumerate(self.lags) if row not in self.skipped)])
         self.catch_up: list[int] = []
         while lag > self.ordinary_lag and plan.num_draft_tokens:
@@ -83,7 +89,7 @@ class ModelDrafter(GrowingDrafter):
 
     def stand_by(self, batch: Batch, num_tokens: int) -> None:
         """All rows fall back by what they may gain."""
-        self.lags = [lag + num_tokens for lag in self.lags]
+        self.lags = [lag + num_tokens * self.max_pieces for lag in self.lags]
         self.skipped, self.catch_up = range(len(self.lags)), []
 
     def check_target(self, context: DrafterContext) -> None:
@@ -96,7 +102,8 @@ class ModelDrafter(GrowingDrafter):
 
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
         """A cache for the longest sequence that both the target's rows and the draft's context allow."""
-        self.ordinary_lag = ORDINARY_LAG + context.lag
+        # What a row has yet to read in an ordinary step: the root, and the last drafted token if all were accepted.
+        self.ordinary_lag = self.max_pieces + 1 + context.lag
         scratch = max(self.ordinary_lag, 1 + max_expanded)
         self.max_context = max_sequence_length(self.lm, num_nodes=scratch)
         if self.max_context < 1:
@@ -104,7 +111,8 @@ class ModelDrafter(GrowingDrafter):
                 f"{self.max_nodes(context.max_draft_tokens) - 1} draft tokens leave no room in the "
                 f"{self.lm.max_slots} slots of the draft model's window: lower num_draft_tokens"
             )
-        capacity = min(context.max_length, self.max_context) + scratch
+        self.max_context = min(self.max_context, context.max_length * min(self.max_pieces, SLOTS_PER_TOKEN))
+        capacity = self.max_context + scratch
         self.reader: LM = self.lm
         self.cache: View = self.lm.new_cache(context.rows, capacity).view()
         # Guided rows are drafted for with their negative prompts too, if the draft's context is as long as theirs.
@@ -118,25 +126,33 @@ class ModelDrafter(GrowingDrafter):
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Read the prompts up to their roots, each from where its own cache ends."""
         assert self.max_context is not None
+        admission = self._translated(admission)
         known = admission.known.clamp(max=self.max_context)
         view = self.reader.admit(self.cache, admission)
         # Its cache may hold less of a prefix than the target's; how much less is not known on the host.
         unread = int((known - view.length).max()) if admission.max_prefix_length else admission.unread
-        tokens = self._draft_tokens(batch)[admission.rows]
+        longest = min(self.max_context, max(len(request.tokens) for request in admission.requests))
+        sequence = self.vocab_map.sequence(batch.tokens[admission.rows, : batch.max_length])
+        tokens = sequence.at(torch.arange(longest, device=batch.device))
         prefill(self.lm, view, tokens, known, min(unread, self.max_context), taps=())
         for row in admission.row_numbers:
             self.lags[row] = self.ordinary_lag
 
     def postpone(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Take over what the caches hold of prefixes; the rest is caught up with."""
+        admission = self._translated(admission)
         self.reader.admit(self.cache, admission)
         for row, request in zip(admission.row_numbers, admission.requests, strict=True):
             self.lags[row] = len(request.tokens) + self.ordinary_lag
 
     def prepare(self, batch: Batch, depth: int) -> None:
         """Read all unread tokens but the last ``ordinary_lag`` at most."""
+        self.sequence = self.vocab_map.sequence(batch.tokens[:, : batch.max_length])
         for size in self.catch_up:  # the root is read later, with the logits after it
-            feed(self.reader, self.cache, self._draft_tokens(batch), (self._num_unread(batch) - 1).clamp(0, size), size)
+            read_next(self.reader, self.cache, self._next(size), (self._num_unread(batch) - 1).clamp(0, size))
+
+    def num_known(self, batch: Batch) -> Tensor:
+        return self.sequence.length(batch.length)
 
     def draft_fused(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
         assert isinstance(self.reader, FusedDrafting) and self.max_context is not None
@@ -152,8 +168,8 @@ class ModelDrafter(GrowingDrafter):
 
     def read_root(self, batch: Batch) -> Tensor:
         """Read the unread tokens, the root last."""
-        tokens, unread = self._draft_tokens(batch), self._num_unread(batch)
-        logits = feed(self.reader, self.cache, tokens, unread, self.ordinary_lag, logits_for=LogitsFor.LAST).logits
+        tokens, unread = self._next(self.ordinary_lag), self._num_unread(batch)
+        logits = read_next(self.reader, self.cache, tokens, unread, logits_for=LogitsFor.LAST).logits
         assert logits is not None
         return logits
 
@@ -176,14 +192,15 @@ class ModelDrafter(GrowingDrafter):
             tokens, valid = self.proposed
             if tree.tokens is not tokens:  # others were verified: it has read its own, and commits those that agree
                 read = torch.minimum(read, (valid & (tokens == tree.tokens))[:, 1:].cumprod(-1).sum(-1))
-                self.lags = [max(lag, tree.max_depth + 1) for lag in self.lags]
+                self.lags = [max(lag, (tree.max_depth + 1) * self.max_pieces) for lag in self.lags]
             self.cache.commit(read)
             return
         slots = self.forest_index.gather(1, outcome.path.clamp(min=0))  # [B, d]
         accepted = torch.arange(tree.max_depth, device=batch.device) < outcome.num_committed[:, None] - 1
         committed = accepted & (outcome.path >= 0) & (slots >= 0)
         # If the root was read it lies before the forest: it is taken back, to be committed with its path.
-        rooted = (outcome.num_committed > 0) & (self.cache.length == batch.length - outcome.num_committed)
+        known = self.sequence.length(batch.length - outcome.num_committed)
+        rooted = (outcome.num_committed > 0) & (self.cache.length == known)
         self.cache.truncate(self.cache.length - rooted.long())
         self.cache.commit(torch.where(rooted, 1 + committed.sum(-1), 0), torch.where(committed, slots + 1, -1))
 
@@ -193,13 +210,38 @@ class ModelDrafter(GrowingDrafter):
     def _num_unread(self, batch: Batch) -> Tensor:
         """Known tokens not yet read [B]; none for rows that are not drafted for and beyond the draft's context."""
         assert self.max_context is not None
-        unread = batch.length.clamp(max=self.max_context) - self.cache.length
+        unread = self.num_known(batch).clamp(max=self.max_context) - self.cache.length
         return torch.where(self.reads, unread, 0)
+
+    def _next(self, size: int) -> Tensor:
+        """The next ``size`` tokens [B, size] after what the cache holds."""
+        return self.sequence.at(self.cache.length[:, None] + torch.arange(size, device=self.cache.length.device))
 
     def _caught_up(self) -> None:
         self.lags = [lag if row in self.skipped else self.ordinary_lag for row, lag in enumerate(self.lags)]
         self.catch_up = []
 
-    def _draft_tokens(self, batch: Batch) -> Tensor:
-        """The rows' sequences [B, T] in the draft's ids."""
-        return self.vocab_map.draft_ids(batch.tokens[:, : batch.max_length])
+    def _translated(self, admission: Admission) -> Admission:
+        """``admission`` in the draft's tokens: prompts, negative prompts and the lengths of prefixes."""
+        if self.vocab_map.same_ids:
+            return admission
+        spell, prefixes = self.vocab_map.spell, list[Prefix]()
+        for request, prefix in zip(admission.requests, admission.prefixes, strict=True):
+            prefixes.append(Prefix(row=prefix.row, length=len(spell(request.tokens[: prefix.length]))))
+        return Admission(
+            rows=admission.row_numbers,
+            requests=[self._translated_request(request) for request in admission.requests],
+            prefixes=prefixes,
+            device=admission.rows.device,
+        )
+
+    def _translated_request(self, request: Request) -> Request:
+        assert self.max_context is not None
+        tokens, guidance = self.vocab_map.spell(request.tokens), request.guidance
+        if guidance is None:
+            return replace(request, tokens=tokens)
+        negative = self.vocab_map.spell(guidance.prompt)
+        # The row of a negative prompt grows with the request's own, and must not outgrow the cache.
+        most = max(len(tokens), self.max_context - self.max_pieces * request.max_tokens)
+        guidance = Guidance(scale=guidance.scale, prompt=negative[-most:], context=guidance.context)
+        return replace(request, tokens=tokens, guidance=guidance)

@@ -4,9 +4,11 @@ It takes the same arguments and returns the same token ids, for batches too; uns
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -33,6 +35,7 @@ from paceline.hf.job import Job, by_step, prepare
 from paceline.hf.prepared import is_prepared, read_prepared
 from paceline.hf.processors import Processors
 from paceline.models.from_transformers import TransformersModel, is_transformers_model
+from paceline.text.tokenizer import Tokenizer
 
 DEFAULT_MATCHING_NGRAM_SIZE = 2  # of transformers
 
@@ -63,6 +66,7 @@ def generate(
     stopping_criteria: Sequence[StoppingCriterion] | None = None,
     streamer: BaseStreamer | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None,
     verifier: VerifierLike = "coupled",
     batch_size: int | None = None,
     **options: object,
@@ -86,7 +90,8 @@ def generate(
     - ``stopping_criteria``: called for each row separately after each of its tokens, with padded ids [1, t] and
       scores None. Their exceptions are raised here.
     - ``streamer``: gets the prompt, then every token as it is committed; for one row.
-    - ``tokenizer``: of transformers; needed for ``stop_strings``.
+    - ``tokenizer``: of transformers; needed for ``stop_strings``, and with ``assistant_tokenizer``.
+    - ``assistant_tokenizer``: of an ``assistant_model`` with another vocabulary.
     - ``return_dict_in_generate`` among the options: a ``SpeculativeOutput`` instead, with the statistics of every row.
     - ``verifier`` ("coupled"), ``batch_size`` (None: what fits, at most 16 rows at once): as in ``paceline.generate``.
 
@@ -112,9 +117,12 @@ def generate(
     processors = Processors(logits_processor, prefix_allowed_tokens_fn, values=values)
     settings = generation_options(values)
     criteria = read_criteria(stopping_criteria, stop_strings=settings.params.stop_strings, tokenizer=tokenizer)
-    drafter, num_draft_tokens = _choose_drafter(assistant_model, settings)
+    _check_tokenizers(tokenizer, assistant_tokenizer, assistant_model)
+    drafter, num_draft_tokens = _choose_drafter(assistant_model, settings, assistant_tokenizer)
     check_options(drafter, verifier, num_draft_tokens, 1 if batch_size is None else batch_size)
     target = load_cached(model)
+    if assistant_tokenizer is not None:
+        target = _with_tokenizer(target, tokenizer)
     prompts = read_inputs(
         inputs if input_ids is None else input_ids, attention_mask, values=values, vocab_size=target.lm.vocab_size
     )
@@ -153,7 +161,9 @@ def generate(
 
 
 def _choose_drafter(
-    assistant: TransformersModel | Loaded | str | Path | Drafter | None, settings: GenerationOptions
+    assistant: TransformersModel | Loaded | str | Path | Drafter | None,
+    settings: GenerationOptions,
+    tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[DrafterLike, NumDraftTokens]:
     """The drafter and the draft length."""
     num_lookup, count = settings.prompt_lookup_num_tokens, settings.num_assistant_tokens
@@ -167,8 +177,38 @@ def _choose_drafter(
     if is_transformers_model(assistant):
         own = assistant.generation_config
         count = count or (None if own is None else own.num_assistant_tokens)
-        return load_cached(assistant), count or "auto"
+        assistant = load_cached(assistant)
+    if isinstance(assistant, Loaded) and tokenizer is not None:
+        assistant = _with_tokenizer(assistant, tokenizer)
     return assistant, count or "auto"
+
+
+def _check_tokenizers(tokenizer: object, assistant_tokenizer: object, assistant: object) -> None:
+    """Raise ValueError for an ``assistant_tokenizer`` that cannot be honoured."""
+    if assistant_tokenizer is None:
+        return
+    if not isinstance(assistant, Loaded) and not is_transformers_model(assistant):
+        raise ValueError(
+            "assistant_tokenizer needs an assistant_model that is loaded: the one of a directory is used as it is; "
+            "leave it out"
+        )
+    for name, given in (("tokenizer", tokenizer), ("assistant_tokenizer", assistant_tokenizer)):
+        if not isinstance(given, PreTrainedTokenizerBase):
+            raise ValueError(
+                f"{name} of type {type(given).__name__}: with assistant_tokenizer, give both as tokenizers of "
+                "transformers"
+            )
+
+
+def _with_tokenizer(loaded: Loaded, tokenizer: PreTrainedTokenizerBase | None) -> Loaded:
+    """``loaded`` with the tokenizer that was given for it, as one object for each, so that it is read once."""
+    assert tokenizer is not None
+    if tokenizer not in _TOKENIZERS:
+        _TOKENIZERS[tokenizer] = Tokenizer(inner=copy(tokenizer), name="tokenizer")
+    return replace(loaded, tokenizer=_TOKENIZERS[tokenizer])
+
+
+_TOKENIZERS: WeakKeyDictionary[PreTrainedTokenizerBase, Tokenizer] = WeakKeyDictionary()
 
 
 def _run(engine: Engine, job: Job, streamer: BaseStreamer | None) -> list[Result]:

@@ -32,8 +32,22 @@ def feed(
     """
     index = torch.arange(size, device=tokens.device)
     at = (cache.length[:, None] + index).clamp(max=tokens.shape[1] - 1)
-    valid = index < count[:, None]
-    output = lm(Tree.make_chain(tokens.gather(1, at), valid), cache, taps=taps, logits_for=logits_for)
+    return read_next(lm, cache, tokens.gather(1, at), count, taps=taps, logits_for=logits_for)
+
+
+def read_next(
+    lm: LM,
+    cache: View,
+    tokens: Tensor,
+    count: Tensor,
+    *,
+    taps: Sequence[int] = (),
+    logits_for: LogitsFor = LogitsFor.NONE,
+) -> Output:
+    """Commit the first ``count`` [B] of ``tokens`` [B, n], which follow what is in the cache. Returns as ``feed``."""
+    size = tokens.shape[1]
+    valid = torch.arange(size, device=tokens.device) < count[:, None]
+    output = lm(Tree.make_chain(tokens, valid), cache, taps=taps, logits_for=logits_for)
     cache.commit(count.clamp(0, size))
     return output
 

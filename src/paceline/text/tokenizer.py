@@ -52,7 +52,7 @@ class Tokenizer:
                 "missing; put tokenizer.json beside tokenizer_config.json"
             )
         self.name = name
-        self._inner = inner
+        self.inner = inner
         self._known = frozenset(vocabulary.values())
         self._special = special_ids(inner)
         self._decode = decode_function(inner)
@@ -62,34 +62,34 @@ class Tokenizer:
     @property
     def size(self) -> int:
         """Number of tokens, including the added ones."""
-        return len(self._inner)
+        return len(self.inner)
 
     @property
     def base_vocabulary(self) -> dict[str, int]:
         """Token string to id, without the added tokens."""
-        if self._inner.is_fast:
-            return cast("PreTrainedTokenizerFast", self._inner).backend_tokenizer.get_vocab(with_added_tokens=False)
-        added = added_tokens(self._inner)
-        return {token: number for token, number in self._inner.get_vocab().items() if token not in added}
+        if self.inner.is_fast:
+            return cast("PreTrainedTokenizerFast", self.inner).backend_tokenizer.get_vocab(with_added_tokens=False)
+        added = added_tokens(self.inner)
+        return {token: number for token, number in self.inner.get_vocab().items() if token not in added}
 
     @cached_property
     def digest(self) -> str:
         """A hash of the tokens and their ids, the added ones included: equal wherever the vocabulary is."""
-        entries = sorted(self._inner.get_vocab().items(), key=lambda entry: (entry[1], entry[0]))
+        entries = sorted(self.inner.get_vocab().items(), key=lambda entry: (entry[1], entry[0]))
         return hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:32]
 
     @property
     def definition(self) -> str | None:
         """The content of tokenizer.json without padding and truncation; None for a slow tokenizer."""
-        if not self._inner.is_fast:
+        if not self.inner.is_fast:
             return None
-        whole = json.loads(cast("PreTrainedTokenizerFast", self._inner).backend_tokenizer.to_str())
+        whole = json.loads(cast("PreTrainedTokenizerFast", self.inner).backend_tokenizer.to_str())
         return json.dumps({**whole, "padding": None, "truncation": None})
 
     @property
     def added_tokens(self) -> frozenset[str]:
         """The tokens that were added to the base vocabulary."""
-        return frozenset(added_tokens(self._inner))
+        return frozenset(added_tokens(self.inner))
 
     @property
     def has_chat_template(self) -> bool:
@@ -99,7 +99,7 @@ class Tokenizer:
     @property
     def template(self) -> str:
         """The chat template; empty where there is none."""
-        template = self._inner.chat_template
+        template = self.inner.chat_template
         return (template.get("default") if isinstance(template, dict) else template) or ""
 
     def is_special(self, token: int) -> bool:
@@ -122,7 +122,7 @@ class Tokenizer:
         if not texts:
             return []
         try:
-            encoded = self._inner(
+            encoded = self.inner(
                 list(texts),
                 add_special_tokens=special,
                 padding=False,
@@ -176,7 +176,7 @@ class Tokenizer:
             )
         check_messages(messages)
         try:
-            tokens = self._inner.apply_chat_template(
+            tokens = self.inner.apply_chat_template(
                 cast(list[dict[str, str]], [dict(message) for message in messages]),  # parts are lists, too
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -203,7 +203,7 @@ class Tokenizer:
                 raise
             except ValueError as error:
                 raise TokenizerError(f"{self.name}: {error}") from error
-        marked = self._inner.apply_chat_template(
+        marked = self.inner.apply_chat_template(
             cast(list[dict[str, str]], [dict(message) for message in messages]),
             return_dict=True,
             return_assistant_tokens_mask=True,

@@ -138,6 +138,7 @@ class Inspect(Command):
             said.append("ngram can draft for it without a model; --draft DIR checks a draft model.")
         elif draft["fits"]:
             said.append(f"{self.draft} can draft for it, with {draft['relative_size']:.0%} as many parameters.")
+            said += _talks(draft)
             drafting = {"--draft": self.draft, "--draft-quantization": self.draft_quantization}
         else:
             said.append(f"{self.draft} cannot draft for it: {_spell('reasons', draft['reasons'])}.")
@@ -177,6 +178,20 @@ def _runs(sections: Mapping[str, Mapping[str, object]]) -> str:
         return f"{code}, on {sections['memory']['device']}"
     how = f"kernel for {kernel['instruction_set']}" if kernel["available"] else "plain torch operations"
     return f"{code}, on the CPU with {'the ' if kernel['available'] else ''}{how}"
+
+
+def _talks(draft: Mapping[str, object]) -> list[str]:
+    """How a draft of another tokenizer drafts; nothing for one of the same."""
+    if draft["drafts_by"] == "same":
+        return []
+    how = {
+        "tli": "it drafts the tokens that both have (TLI)",
+        "slem": "drafts are exchanged as text (SLEM)",
+    }[str(draft["drafts_by"])]
+    share, of_text = draft["share_of_targets_tokens"], draft["share_of_a_text"]
+    return [
+        f"Its tokenizer is another one: {how}, {share:.0%} of the vocabulary and {of_text:.0%} of an ordinary text."
+    ]
 
 
 def _print(sections: dict[str, dict[str, object]]) -> None:
