@@ -30,7 +30,7 @@ from paceline.api.speculative_config import (
     read_speculative_config,
 )
 from paceline.api.speculative_fields import HARMLESS
-from paceline.api.stages import is_made_of_drafters, read_drafter_parts
+from paceline.api.stages import is_made_of_drafters, read_drafter_parts, refuse_bare
 from paceline.core.plan import Plan
 from paceline.core.tree import Draw
 from paceline.draft_heads.files import read_head_config

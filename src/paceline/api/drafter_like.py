@@ -11,7 +11,7 @@ from paceline.api.drafter_files import is_drafter_file, read_drafter_file
 from paceline.api.loading import Loaded
 from paceline.api.named import name_of, read_named
 from paceline.api.speculative_config import is_speculative_config, read_speculative_config
-from paceline.api.stages import is_made_of_drafters, read_drafter_parts
+from paceline.api.stages import is_made_of_drafters, read_drafter_parts, refuse_bare
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.host import HostDrafter
