@@ -91,6 +91,7 @@ class Decoder:
                 vocab_size=target.vocab_size,
                 draw=agree(drafter, verifier),
                 wants=verifier.wants,
+                same_tokens=verifier.same_tokens,
                 device=target.device,
                 target=target,
                 cache=self.target.cache,

@@ -33,17 +33,17 @@ def stored(folder, documents, *, vocab_size=VOCAB, vocabulary=None):
 
 
 @cache
-def known_texts():
+def known_texts(vocab_size):
     """A datastore of what the tiny target says, every 14th token of it wrong."""
     texts = [[*prompt, *expected(request(prompt, max_tokens=100))] for prompt in PROMPTS]
     for number, text in enumerate(texts):
         for at in range(20 + number, len(text), 14):
             text[at] = (text[at] + 1) % VOCAB
-    return str(stored(Path(tempfile.mkdtemp()) / "store", texts))
+    return str(stored(Path(tempfile.mkdtemp()) / "store", texts, vocab_size=vocab_size))
 
 
 def tiny(target):
-    return HostDrafting(RetrievalDrafter(store=known_texts(), min_match=1, offset=3.0))
+    return HostDrafting(RetrievalDrafter(store=known_texts(target.vocab_size), min_match=1, offset=3.0))
 
 
 def matches(tokens, context, most):
@@ -157,7 +157,7 @@ def test_a_text_of_the_store_is_accepted_whole(tmp_path, tree):
 )
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        RetrievalDrafter(**{"store": known_texts(), **options})
+        RetrievalDrafter(**{"store": known_texts(VOCAB), **options})
 
 
 def header(change):

@@ -233,6 +233,14 @@ def test_other_files_are_refused_and_left_alone(tmp_path, content, vocabulary, m
     assert path.read_bytes() == content
 
 
+def test_nothing_is_kept_where_tokens_depend_on_drafts(tmp_path):
+    drafter = SuffixDrafter()
+    run(HostDrafting(drafter), "rejection", [request([7, 3, 5], max_tokens=9)])
+    assert drafter.stores == {}
+    with pytest.raises(ValueError, match="store=.* a seed would not give the same tokens again; leave the store out"):
+        decoder_for(HostDrafting(SuffixDrafter(store=str(tmp_path))), "rejection")
+
+
 @pytest.mark.parametrize("name", ["../../etc/x", "a/b", ".", "ü", "A", "a"])
 def test_names_of_stores_leave_no_directory(tmp_path, name):
     made = suffix._file_name(name)

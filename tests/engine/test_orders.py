@@ -102,7 +102,11 @@ def log_of(made):
     def launched():
         number, pending = next(numbers), launch()
         log.append(("queue", number))
-        return SimpleNamespace(result=lambda: log.append(("read", number)) or pending.result(), summary=pending.summary)
+        return SimpleNamespace(
+            result=lambda: log.append(("read", number)) or pending.result(),
+            summary=pending.summary,
+            stages=pending.stages,
+        )
 
     made.runner.launch = launched
     return log

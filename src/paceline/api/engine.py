@@ -158,6 +158,7 @@ class Engine:
         keep_scores: bool = False,
         rules: Sequence[Constraint] = (),
         rejected: bool = False,
+        draft_store: str = "",
         **options: Unpack[SamplingOptions],
     ) -> Stream:
         """Queue one prompt or several and return their stream.
@@ -171,6 +172,8 @@ class Engine:
         - ``rejected`` (False): whether ``Piece.rejected`` has the text of the draft tokens that were rejected. Steps of
           such prompts are not recorded on a GPU, and so are slower.
         - ``name`` (None): the name of these prompts in logs; None numbers all prompts submitted so far, from 0.
+        - ``draft_store`` (""): the name of the outputs that drafters may copy from, and that these are added to; requests
+          of different tenants belong in different ones, as speed tells what was asked before.
         - ``keep_scores`` (False): with ``logprobs``, keep the logits and scores of the whole vocabulary too.
         - ``**options``: fields of ``SamplingParams``, which ``params`` then leave at their defaults.
 
@@ -179,7 +182,15 @@ class Engine:
         params = with_options(self.submit, params, options)
         both = (*constraints, *rules)
         prepared = prepare(
-            self.target, self.decoder, prompts, params, criterion, both, rejected=rejected, keep_scores=keep_scores
+            self.target,
+            self.decoder,
+            prompts,
+            params,
+            criterion,
+            both,
+            rejected=rejected,
+            keep_scores=keep_scores,
+            draft_store=draft_store,
         )
         completions = [completion for _, completion in prepared]
         pieces: deque[Piece] = deque()

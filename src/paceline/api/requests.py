@@ -30,11 +30,12 @@ def prepare(
     *,
     rejected: bool = False,
     keep_scores: bool = False,
+    draft_store: str = "",
 ) -> list[tuple[Request, Completion]]:
     """The request of every sample of every prompt, and its completion; ``Engine.submit`` documents how seeds are split.
 
-    ``constraints`` are applied after those of the parameters; ``rejected`` and ``keep_scores`` are as in
-    ``Engine.submit``. Raises ValueError for what the decoder cannot run.
+    ``constraints`` are applied after those of the parameters; ``rejected``, ``keep_scores`` and ``draft_store``
+    are as in ``Engine.submit``. Raises ValueError for what the decoder cannot run.
     """
     encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
     shared = params is None or isinstance(params, SamplingParams)
@@ -50,7 +51,7 @@ def prepare(
             seed = split_seed(base, first + sample)
             try:
                 request = _request(target, decoder, tokens, option, seed, constraints, sample=sample)
-                request = replace(request, rejected=rejected, keep_scores=keep_scores)
+                request = replace(request, rejected=rejected, keep_scores=keep_scores, draft_store=draft_store)
             except ValueError as error:
                 raise ValueError(f"prompt {index}: {error}") from error
             completion = Completion(

@@ -82,7 +82,8 @@ class DrafterParts:
 def is_made_of_drafters(given: object) -> TypeGuard[Mapping[str, object] | str]:
     """Whether ``given`` is text or JSON of this form, "model:DIR" alone among it, or a mapping of such JSON."""
     if isinstance(given, Mapping):
-        return cast("Mapping[str, object]", given).get("method") in KEYS
+        method = cast("Mapping[str, object]", given).get("method")
+        return isinstance(method, str) and method in KEYS
     if not isinstance(given, str):
         return False
     if given.lstrip().startswith("{"):

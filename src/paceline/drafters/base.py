@@ -37,6 +37,7 @@ class DrafterContext:
     target: LM
     cache: View  # the target's own, of all rows and layers; slots above the committed ones are free while drafting
     wants: tuple[Draw, ...] = ()  # draws that the verifier takes, best first
+    same_tokens: bool = True  # whether the verifier's tokens do not depend on drafts
     guidance: GuidanceState | None = None  # of the rows, where requests may be guided
     noise: Noise | None = None  # of the batch
     ops: Ops | None = None  # of the batch

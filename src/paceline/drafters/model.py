@@ -219,7 +219,6 @@ class ModelDrafter(GrowingDrafter):
 
     def _caught_up(self) -> None:
         self.lags = [lag if row in self.skipped else self.ordinary_lag for row, lag in enumerate(self.lags)]
-        self.catch_up = []
 
     def _translated(self, admission: Admission) -> Admission:
         """``admission`` in the draft's tokens: prompts, negative prompts and the lengths of prefixes."""

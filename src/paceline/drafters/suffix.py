@@ -36,7 +36,8 @@ class SuffixDrafter(HostDrafter):
 
     Outputs that end are kept, at most ``max_tokens`` (1,000,000) tokens of them (0: none), and later requests copy from
     them: their speed then tells what others have asked, so requests of different tenants belong in stores of different
-    names (``Request.draft_store``). ``store`` (None: memory) is a directory in which each store is a file, which is
+    names (``Request.draft_store``). Under a verifier whose tokens depend on drafts nothing is kept, so that a seed gives
+    the same tokens again. ``store`` (None: memory) is a directory in which each store is a file, which is
     there again after a restart or a kill; ``vocabulary`` names the target's tokens in it. Raises ValueError for options
     out of range.
     """
@@ -77,7 +78,16 @@ class SuffixDrafter(HostDrafter):
         self.stores: dict[str, TokenStore] = {}
 
     def start(self, context: DrafterContext) -> None:
-        """An empty index for every row; stores stay. Raises ValueError for a store of another vocabulary."""
+        """An empty index for every row; stores stay.
+
+        Raises ValueError for a store of another vocabulary, and for one beside a verifier whose tokens depend on drafts.
+        """
+        if self.folder is not None and not context.same_tokens:
+            raise ValueError(
+                f"store={self.folder} and a verifier whose tokens depend on what is drafted: a seed would not give the "
+                "same tokens again; leave the store out, or give the verifier 'coupled'"
+            )
+        self._keeps = self.max_tokens > 0 and context.same_tokens
         self._indices = [new_index() for _ in range(context.rows)]
         self._num_known = [0] * context.rows  # tokens of each row that its index has
         self._prompt_length, self._store_name = [0] * context.rows, [""] * context.rows
@@ -109,7 +119,7 @@ class SuffixDrafter(HostDrafter):
             added.append(tokens[self._num_known[row] :])
             self._num_known[row] = len(tokens)
         own = [self._indices[row] for row in sequences]
-        kept = [self.stores.get(self._store_name[row]) for row in sequences]
+        kept = [self._store(self._store_name[row]) for row in sequences]
         stores = [None if store is None else store.index for store in kept]
         found = self._draft(own, stores, added, num_draft_tokens)
         return {row: self._as_host_draft(draft) for row, draft in zip(sequences, found, strict=True) if draft.tokens}
@@ -135,10 +145,12 @@ class SuffixDrafter(HostDrafter):
 
     def _store(self, name: str) -> TokenStore | None:
         """The store of a name, opened when it is first asked for; None if outputs are not kept."""
-        if name not in self.stores and self.max_tokens:
+        if not self._keeps:
+            return None
+        if name not in self.stores:
             path = None if self.folder is None else self.folder / f"{_file_name(name)}{SUFFIX}"
             self.stores[name] = TokenStore(path=path, vocabulary=self._names, max_tokens=self.max_tokens)
-        return self.stores.get(name)
+        return self.stores[name]
 
 
 def _file_name(name: str) -> str:
