@@ -237,7 +237,7 @@ def test_nothing_is_kept_where_tokens_depend_on_drafts(tmp_path):
     drafter = SuffixDrafter()
     run(HostDrafting(drafter), "rejection", [request([7, 3, 5], max_tokens=9)])
     assert drafter.stores == {}
-    with pytest.raises(ValueError, match="store=.* a seed would not give the same tokens again; leave the store out"):
+    with pytest.raises(ValueError, match=r"store=.* a seed would not give the same tokens again; leave the store out"):
         decoder_for(HostDrafting(SuffixDrafter(store=str(tmp_path))), "rejection")
 
 

@@ -172,8 +172,8 @@ class Engine:
         - ``rejected`` (False): whether ``Piece.rejected`` has the text of the draft tokens that were rejected. Steps of
           such prompts are not recorded on a GPU, and so are slower.
         - ``name`` (None): the name of these prompts in logs; None numbers all prompts submitted so far, from 0.
-        - ``draft_store`` (""): the name of the outputs that drafters may copy from, and that these are added to; requests
-          of different tenants belong in different ones, as speed tells what was asked before.
+        - ``draft_store`` (""): the name of the outputs that drafters may copy from, and that these are added to.
+          Requests of different tenants belong in different ones, as speed tells what was asked before.
         - ``keep_scores`` (False): with ``logprobs``, keep the logits and scores of the whole vocabulary too.
         - ``**options``: fields of ``SamplingParams``, which ``params`` then leave at their defaults.
 

@@ -35,11 +35,11 @@ class SuffixDrafter(HostDrafter):
     (0.1). ``tree`` (false) drafts several continuations at once; few verifiers take that.
 
     Outputs that end are kept, at most ``max_tokens`` (1,000,000) tokens of them (0: none), and later requests copy from
-    them: their speed then tells what others have asked, so requests of different tenants belong in stores of different
-    names (``Request.draft_store``). Under a verifier whose tokens depend on drafts nothing is kept, so that a seed gives
-    the same tokens again. ``store`` (None: memory) is a directory in which each store is a file, which is
-    there again after a restart or a kill; ``vocabulary`` names the target's tokens in it. Raises ValueError for options
-    out of range.
+    them: their speed then tells what others have asked, so requests of different tenants belong in stores of other
+    names (``Request.draft_store``). Under a verifier whose tokens depend on drafts nothing is kept, so that a seed
+    gives the same tokens again. ``store`` (None: memory) is a directory in which each store is a file, which is there
+    again after a restart or a kill; ``vocabulary`` names the target's tokens in it. Raises ValueError for options out
+    of range.
     """
 
     origins = ("suffix",)
@@ -80,7 +80,7 @@ class SuffixDrafter(HostDrafter):
     def start(self, context: DrafterContext) -> None:
         """An empty index for every row; stores stay.
 
-        Raises ValueError for a store of another vocabulary, and for one beside a verifier whose tokens depend on drafts.
+        Raises ValueError for a store of another vocabulary, and for one where tokens depend on drafts.
         """
         if self.folder is not None and not context.same_tokens:
             raise ValueError(
