@@ -19,6 +19,7 @@ from benchmarks.decoders import longest, make_decoder, sequences_of, step
 from benchmarks.study import check_counts, plural
 from paceline.api import Loaded
 from paceline.api.build import build_drafter
+from paceline.api.cross_vocabulary import SAME, choose_exchange
 from paceline.api.loading import runnable
 from paceline.bench.timing import Clock
 from paceline.core.batch import Batch
@@ -240,6 +241,8 @@ def prepare(
         raise ValueError(f"{len(prompts)} prompts make no batches of {cell.num_rows}; give a number that it divides")
     if (runnable(target) is target.lm) != (cell.runtime == EAGER):
         raise ValueError(f"runtime={cell.runtime!r}: this target does not run so here; give the other one")
+    if (way := choose_exchange(target, draft).way) != SAME:
+        raise ValueError(f"draft {draft.name} has another vocabulary than {target.name} (vocabulary={way}): give another")
     requests = [Request(tokens=prompt, max_tokens=num_tokens) for prompt in prompts]
     groups = [requests[at : at + cell.num_rows] for at in range(0, len(requests), cell.num_rows)]
     max_length = longest(prompts) + num_tokens

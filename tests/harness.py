@@ -2,6 +2,7 @@
 
 import importlib
 from dataclasses import dataclass, fields
+from functools import cache
 
 import pytest
 import torch
@@ -46,18 +47,20 @@ def views_of(drafter):
     return [value for value in vars(drafter).values() if isinstance(value, View)]
 
 
+@cache
 def pairs():
     """Every (drafter, verifier) of the registries that have a draw in common."""
     _, target = tiny.target()
     found = []
     for drafter in DRAFTERS.builtin:
+        instance = tiny_drafter(drafter, target)
         for verifier in VERIFIERS.builtin:
             try:
-                agree(tiny_drafter(drafter, target), VERIFIERS.find(verifier)())
+                agree(instance, VERIFIERS.find(verifier)())
             except ValueError:
                 continue
             found.append((drafter, verifier))
-    return found
+    return tuple(found)
 
 
 def cases(some=None):

@@ -37,7 +37,7 @@ class Recording:
 
     def __init__(self, rule):
         self.rule, self.steps = rule, []
-        self.wants, self.branches = rule.wants, rule.branches
+        self.wants, self.branches, self.same_tokens = rule.wants, rule.branches, rule.same_tokens
 
     def __call__(self, tree, logits, batch):
         outcome = self.rule(tree, logits, batch)

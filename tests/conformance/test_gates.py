@@ -21,7 +21,7 @@ def make(drafter, target):
     name, _, label = drafter.partition(" in ")
     instance = tiny_drafter(name, target)
     if instance.on_host:  # what it does on the host comes before the step, and is no part of it
-        instance.begin_step = lambda batch, plan: None
+        instance.begin_step, instance.copies = lambda batch, plan: None, False
     if label:
         instance.shape, instance.branches = SHAPES[label], True
         instance.draws = instance.draws & instance.shape.draws

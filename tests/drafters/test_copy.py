@@ -19,7 +19,7 @@ def tiny(target):
     for model in (models.target()[0], models.looping_target()[0]):
         for prompt in prompts:
             source += [*prompt, *expected(request(prompt, max_tokens=20), model)]
-    return HostDrafting(CopyDrafter(min_match=1, source=source))
+    return HostDrafting(CopyDrafter(min_match=1, source=[token % target.vocab_size for token in source]))
 
 
 def guessable_target():

@@ -34,11 +34,12 @@ def stored(folder, documents, *, vocab_size=VOCAB, vocabulary=None):
 
 @cache
 def known_texts(vocab_size):
-    """A datastore of what the tiny target says, every 14th token of it wrong."""
+    """A datastore of what the tiny target says, every 14th token of it wrong; in a smaller vocabulary, remainders."""
     texts = [[*prompt, *expected(request(prompt, max_tokens=100))] for prompt in PROMPTS]
     for number, text in enumerate(texts):
         for at in range(20 + number, len(text), 14):
             text[at] = (text[at] + 1) % VOCAB
+    texts = [[token % vocab_size for token in text] for text in texts]
     return str(stored(Path(tempfile.mkdtemp()) / "store", texts, vocab_size=vocab_size))
 
 

@@ -74,6 +74,7 @@ def heads():
     }
 
 
+@cache
 def designs():
     """Every (drafter, verifier, shape of tree) that goes together; the shape is None for chains."""
     found = [(drafter, verifier, None) for drafter, verifier in harness.pairs()]
