@@ -242,7 +242,9 @@ def prepare(
     if (runnable(target) is target.lm) != (cell.runtime == EAGER):
         raise ValueError(f"runtime={cell.runtime!r}: this target does not run so here; give the other one")
     if (way := choose_exchange(target, draft).way) != SAME:
-        raise ValueError(f"draft {draft.name} has another vocabulary than {target.name} (vocabulary={way}): give another")
+        raise ValueError(
+            f"draft {draft.name} has another vocabulary than {target.name} (vocabulary={way}): give another"
+        )
     requests = [Request(tokens=prompt, max_tokens=num_tokens) for prompt in prompts]
     groups = [requests[at : at + cell.num_rows] for at in range(0, len(requests), cell.num_rows)]
     max_length = longest(prompts) + num_tokens

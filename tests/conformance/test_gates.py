@@ -4,7 +4,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from paceline.core.host_draft import HostDraft
+from paceline.core.plan import Fixed
+from paceline.core.step import StepPlan
 from paceline.drafters import DRAFTERS
+from paceline.drafters.candidates import CandidateDrafters
 from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.models.native.decoder import DecoderLM
 from paceline.verifiers import VERIFIERS
@@ -59,6 +63,20 @@ def test_the_step_runs_on_fake_tensors(drafter, verifier, sampled):
             decoder.step()
         with pytest.raises(DataDependentOutputException):
             decoder.results()  # results are read outside the step; the gate would notice it inside
+
+
+def test_copies_beside_drafts_run_on_fake_tensors():
+    _, target = tiny.target()
+    plan = Fixed(2 * K)
+    plan.step = StepPlan(K, (K, 0, K), copies={1: HostDraft((1, 2, 3, 4, 5))}, num_copied=2 * K, drafter=1)
+    with FakeTensorMode():
+        fake = DecoderLM(target.config).requires_grad_(False)
+        drafter = CandidateDrafters([make("suffix", fake), tiny_drafter("model", fake)])
+        drafter.copies = False
+        decoder = decoder_for(drafter, "coupled", target=fake, k=2 * K, rows=3, plan=plan)
+        decoder.admit(requests(True), range(3))
+        for _ in range(3):
+            decoder.step()
 
 
 def compiled_cases():

@@ -10,6 +10,7 @@ from paceline.drafters.candidates import CandidateDrafters
 from paceline.drafters.host import HostDrafter, HostDrafting
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.tree.shapes import Topology
 from paceline.engine.runner import Runner
 from tests import tiny
 from tests.harness import decoder_for, expected, follows, guessable_target, request, run, tiny_drafter
@@ -144,3 +145,112 @@ def test_what_cannot_work_together_is_refused():
         ValueError, match=r"the drafter 'model' drafts tokens that are sampled with .*: leave this drafter out"
     ):
         decoder_for(CandidateDrafters([iid, shared]), "rejection", plan=InTurn((0, 1)))
+
+
+class Said(HostDrafter):
+    """Copies what the target will say: ``texts`` by prompt, from the longest sequence that it follows."""
+
+    copies = True
+    origins = ("said",)
+
+    def __init__(self, asked, model=None):
+        self.texts = [[*one.tokens, *expected(one, model)] for one in asked]
+
+    def propose(self, sequences, num_draft_tokens):
+        texts = {
+            row: next(one for one in self.texts if one[: len(tokens)] == tokens) for row, tokens in sequences.items()
+        }
+        return {row: texts[row][len(tokens) :][:num_draft_tokens] for row, tokens in sequences.items()}
+
+
+class SomeCopy(Plan):
+    """In each step the rows that ``copying`` names copy ``most`` tokens; the others have drafts of 2 to K tokens."""
+
+    def __init__(self, drafter, copying, *, rows=4, most=7):
+        self.drafter, self.copying, self.rows, self.most = drafter, copying, rows, most
+        self.asked, self.offers = 0, {}
+
+    @property
+    def max_draft_tokens(self):
+        return max(self.most, K)
+
+    def consider(self, offers):
+        self.offers = offers
+
+    def __call__(self):
+        self.asked += 1
+        chosen = {row: found[0].first(self.most) for row, found in self.offers.items() if found}
+        chosen = {row: one for row, one in chosen.items() if self.copying(self.asked, row) and one.tokens}
+        depth = 2 + self.asked % (K - 1)
+        if not chosen:
+            return StepPlan(depth, drafter=self.drafter)
+        depths = tuple(0 if row in chosen else depth for row in range(self.rows))
+        return StepPlan(depth, depths, copies=chosen, drafter=self.drafter, num_copied=self.most)
+
+
+COPYING = {
+    "one row": lambda step, row: row == 1,
+    "in turn": lambda step, row: (step + row) % 3 == 0,
+    "now and then": lambda step, row: step % 4 == 0 and row < 2,
+    "all rows": lambda step, row: step % 2 == 0,
+}
+
+
+@pytest.mark.parametrize("label", COPYING)
+@pytest.mark.parametrize("other", ["model", "model in trees", "prophet", "ngram"])
+def test_rows_that_copy_stand_beside_rows_that_are_drafted_for(other, label):
+    """The tokens are the target's, copies are accepted whole, and each draft is what it would be without copies."""
+    name, _, tree = other.partition(" in ")
+    model, target = guessable_target(name)
+    asked = requests()
+    drafts = []
+    for copying in (COPYING[label], lambda *_: False):
+        one = tiny_drafter(name, target)
+        if tree:
+            one.shape, one.branches, one.ends_early = Topology.branching((2, 1, 1)), True, False
+        drafter = CandidateDrafters([HostDrafting(Said(asked, model)), one])
+        assert one.joins
+        decoder = decoder_for(drafter, "coupled", target=target, rows=len(asked), plan=SomeCopy(1, copying))
+        decoder.admit(asked, range(len(asked)))
+        found, copied = {}, 0
+        while bool(decoder.batch.active.any()):
+            before = decoder.batch.length.tolist()
+            plan = decoder.plan_step()
+            decoder.begin_step(plan)
+            with torch.inference_mode():
+                tree_of = decoder.draft(plan)
+                scores = decoder.score(tree_of)
+                decoder.observe(tree_of, decoder.decide(tree_of, scores), scores)
+            result = decoder.results()
+            for row, length in enumerate(before):
+                if row in (plan.copies or {}):
+                    left = len(asked[row].tokens) + asked[row].max_tokens - 1 - length
+                    count = min(len(plan.copies[row].tokens), left)
+                    assert result.num_accepted[row] == result.num_drafted[row] == max(0, count)
+                    assert set(result.origins[row][: result.num_accepted[row]]) == {0}
+                    copied += 1
+                elif bool(tree_of.valid[row, 1:3].all()):
+                    found[row, length] = tree_of.tokens[row, 1:3].tolist()
+        texts = [decoder.batch.tokens[row, : decoder.batch.length[row]].tolist() for row in range(len(asked))]
+        assert texts == [[*one.tokens, *expected(one, model)] for one in asked]
+        assert bool(copied) == (copying is COPYING[label])
+        drafts.append(found)
+    same = drafts[0].keys() & drafts[1].keys()
+    assert len(same) >= 2 and all(drafts[0][at] == drafts[1][at] for at in same)
+
+
+def test_only_rows_that_copied_are_caught_up_with():
+    """A row that gained nothing from copies is drafted for as in any other step: its draft model reads no chunks."""
+    _, target = tiny.target()
+    asked = requests(([5, 9, 2], [7, 3]))
+    drafter = CandidateDrafters([HostDrafting(Said(asked)), ModelDrafter(lm=target)])
+    plan = SomeCopy(1, lambda step, row: row == 1, rows=2)
+    decoder = decoder_for(drafter, "coupled", target=target, rows=2, plan=plan)
+    decoder.admit(asked, range(2))
+    accepted = []
+    for _ in range(5):
+        decoder.step()
+        report = decoder.results()
+        accepted.append(report.num_accepted[0])
+        assert drafter.drafters[1].catch_up == []
+    assert (accepted[:4] == [3, 2, 3, 2] and report.num_drafted[1] == 7) or report.finish[1]

@@ -9,9 +9,10 @@ from paceline.core.step import Finish, PhaseSeconds, StepResult
 from paceline.core.tree import NoDraft
 from paceline.engine.controller import Controller
 from paceline.engine.copies import CopyRates, CopyRow, choose_copies
-from paceline.engine.copy_plans import MAX_COPIED_TOKENS, CopyPlan, MixedPlan
+from paceline.engine.copy_plans import MAX_COPIED_TOKENS, CopyPlan
 from paceline.engine.costs import StepCosts
 from paceline.engine.knowledge import Knowledge
+from paceline.engine.mixed_plan import MixedPlan
 from tests.harness import request
 
 PLAIN, GROWTH, DRAFT = 0.01, 0.05, 0.08  # seconds of a step; what a node and a drafted token add, in plain steps
@@ -81,9 +82,10 @@ def test_of_several_drafts_the_one_that_promises_most_is_taken():
 class Texts:
     """Serves rows under a plan: ``offer(row, position)`` gives a draft's length and how much of it is right."""
 
-    def __init__(self, plan, *, rows=1, accepts=0.0, seed=0):
+    def __init__(self, plan, *, rows=1, accepts=0.0, seed=0, growth=GROWTH, draft=DRAFT):
+        self.growth, self.draft = growth, draft
         self.plan, self.rows, self.accepts = plan, rows, accepts
-        self.random, self.seconds, self.tokens, self.copied = random.Random(seed), 0.0, 0, 0
+        self.random, self.seconds, self.tokens, self.copied, self.both = random.Random(seed), 0.0, 0, 0, 0
 
     def serve(self, offer, *, steps, noise=0.0):
         self.plan.admit(range(self.rows), [request([1], max_tokens=10_000)] * self.rows)
@@ -96,9 +98,11 @@ class Texts:
             for row in range(self.rows):
                 _, right = offered[row]
                 said = [7] * right + [8] + SAID
-                if plan.copies is not None:
-                    depth = len(plan.copies[row].tokens) if row in plan.copies else 0
+                if row in (plan.copies or {}):
+                    depth = len(plan.copies[row].tokens)
                     taken = min(depth, right)
+                elif plan.copies is not None and not plan.num_copied:
+                    depth = taken = 0
                 else:
                     depth, taken = plan.depth_of(row), 0
                     while taken < depth and self.random.random() < self.accepts:
@@ -108,9 +112,10 @@ class Texts:
                 drafted.append(depth)
                 length[row] += taken + 1
             self.copied += plan.copies is not None
+            self.both += plan.num_copied > 0
             nodes = self.rows + sum(drafted)
-            drafting = 0.0 if plan.copies is not None else DRAFT * max(drafted)
-            seconds = PLAIN * (1 + GROWTH * (nodes - 1) + drafting) * (1 + noise * self.random.random())
+            drafting = self.draft * plan.num_draft_tokens if plan.copies is None or plan.num_copied else 0.0
+            seconds = PLAIN * (1 + self.growth * (nodes - 1) + drafting) * (1 + noise * self.random.random())
             self.seconds += seconds
             self.tokens += sum(map(len, tokens))
             self.plan.observe(
@@ -133,17 +138,17 @@ class Texts:
 
     @property
     def speedup(self):
-        return self.tokens * PLAIN * (1 + GROWTH * (self.rows - 1)) / self.rows / self.seconds
+        return self.tokens * PLAIN * (1 + self.growth * (self.rows - 1)) / self.rows / self.seconds
 
 
 def copies(rows=8, **options):
     return CopyPlan(rows=rows, knowledge=Knowledge(), timed=True, **options)
 
 
-def mixed(rows=1):
+def mixed(rows=1, *, joins=False):
     knowledge = Knowledge()
     controller = Controller(rows=rows, knowledge=knowledge)
-    return MixedPlan(copies=CopyPlan(rows=rows, knowledge=knowledge, timed=True), others=controller)
+    return MixedPlan(copies=CopyPlan(rows=rows, knowledge=knowledge, timed=True), others=controller, joins=[joins])
 
 
 @pytest.mark.parametrize("rows", [1, 8])
@@ -225,3 +230,30 @@ def test_mixed_drafters_lose_nothing_where_copies_are_wrong():
     served = Texts(mixed(), accepts=0.85).serve(lambda *_: (copied(16, match=4), 0), steps=500)
     alone = Texts(Controller(rows=1), accepts=0.85).serve(lambda *_: (None, 0), steps=500)
     assert served.speedup > 0.95 * alone.speedup
+
+
+def test_some_rows_copy_while_others_are_drafted_for():
+    """Rows copy most of their text, and not at the same time; the draft model costs little."""
+    rows, cheap = 4, dict(growth=0.01, draft=0.01)
+
+    def offer(row, position):
+        return (copied(24, match=16), 24) if (position + 75 * row) % 300 < 240 else (None, 0)
+
+    both = Texts(mixed(rows, joins=True), rows=rows, accepts=0.8, **cheap).serve(offer, steps=400)
+    either = Texts(mixed(rows), rows=rows, accepts=0.8, **cheap).serve(offer, steps=400)
+    assert both.both > 100 and either.both == 0
+    assert both.speedup > 1.1 * either.speedup
+
+
+def test_a_step_for_both_has_each_row_at_its_own_depth():
+    plan = mixed(3, joins=True)
+    Texts(plan, rows=3, accepts=0.9).serve(lambda *_: (None, 0), steps=100)
+    plan.admit(range(3), [request([1], max_tokens=1000)] * 3)
+    found = None
+    for _ in range(50):
+        plan.consider({1: [copied(24, match=30)]})
+        step = plan()
+        found = step if step.num_copied else found
+    assert found.drafter == 1 and list(found.copies) == [1]
+    assert found.depths[1] == 0 and found.depths[0] == found.depths[2] == found.num_draft_tokens > 0
+    assert found.num_copied == len(found.copies[1].tokens) == found.most_gained(1) - 1 > found.num_draft_tokens

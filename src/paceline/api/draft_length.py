@@ -11,8 +11,9 @@ from paceline.drafters.candidates import CandidateDrafters
 from paceline.drafters.none import NoDrafter
 from paceline.engine.candidates import CandidatePlan
 from paceline.engine.controller import Controller
-from paceline.engine.copy_plans import MAX_COPIED_TOKENS, CopyPlan, MixedPlan
+from paceline.engine.copy_plans import MAX_COPIED_TOKENS, CopyPlan
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge, knowledge_of, new_knowledge
+from paceline.engine.mixed_plan import MixedPlan
 from paceline.engine.watch import Watch
 from paceline.models.base import LM
 from paceline.verifiers.base import Verifier
@@ -105,7 +106,8 @@ def plan_of(
         others = controllers[0] if len(controllers) == 1 else CandidatePlan(controllers)
         if not drafter.copies:
             return others
-        return MixedPlan(copies=_copy_plan(target, verifier, controllers[0].knowledge, rows=rows), others=others)
+        copies = _copy_plan(target, verifier, controllers[0].knowledge, rows=rows)
+        return MixedPlan(copies=copies, others=others, joins=[one.joins for one in alone])
     if count == "auto" and drafter.copies:
         known = new_knowledge(target.device, MAX_DRAFT_TOKENS)
         return _copy_plan(target, verifier, knowledge_of(target, drafter) if verifier.same_tokens else known, rows=rows)

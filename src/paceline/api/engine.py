@@ -28,8 +28,9 @@ from paceline.core.constraint import Constraint
 from paceline.decode import Decoder
 from paceline.engine.candidates import CandidatePlan
 from paceline.engine.controller import Controller
-from paceline.engine.copy_plans import CopyPlan, MixedPlan
+from paceline.engine.copy_plans import CopyPlan
 from paceline.engine.memory import check_memory, fitting_rows, weight_bytes
+from paceline.engine.mixed_plan import MixedPlan
 from paceline.engine.runner import runner_for
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.watch import Speed, Watch

@@ -78,10 +78,14 @@ class BatchState:
         return self.tokens.gather(1, self.length[:, None] - 1)[:, 0]
 
     @property
+    def room(self) -> Tensor:
+        """Draft tokens that each row may have [R] by its request and by what its limit leaves."""
+        return torch.minimum(self.num_draft, self.limit - self.length - 1).clamp(min=0)
+
+    @property
     def draft_room(self) -> Tensor:
-        """Draft tokens that each row may have [R]: by its request, by the step's plan, and by what its limit leaves."""
-        most = torch.minimum(self.num_draft, self.planned)
-        return torch.minimum(most, self.limit - self.length - 1).clamp(min=0)
+        """``room`` as far as the step's plan allows it, copies beside other drafts apart."""
+        return torch.minimum(self.room, self.planned)
 
     @property
     def drafts(self) -> Tensor:

@@ -28,6 +28,9 @@ class StepPlan:
     of the plan that comes back with the result. ``stop`` ends chains early (None: never). ``copies`` are drafts of the
     host by row, where the plan chose them (None: the drafter chooses). Plans that differ in these alone do the same
     operations, but for whether there is a ``stop``.
+
+    With ``num_copied`` rows of two kinds stand in one tree: those of ``copies``, chains of at most so many tokens,
+    whose ``depths`` are 0, and those that ``drafter``, another one, drafts for.
     """
 
     num_draft_tokens: int
@@ -37,11 +40,22 @@ class StepPlan:
     turn: int | None = field(default=None, compare=False)
     stop: StopRule | None = field(default=None, compare=False)
     drafter: int = 0  # which of several candidates drafts
+    num_copied: int = 0
     copies: Mapping[int, HostDraft] | None = field(default=None, compare=False)
 
     def depth_of(self, row: int) -> int:
         """The most tokens that ``row`` may draft."""
         return self.num_draft_tokens if self.depths is None else self.depths[row]
+
+    @property
+    def max_depth(self) -> int:
+        """Of the step's tree."""
+        return max(self.num_draft_tokens, self.num_copied)
+
+    def most_gained(self, row: int) -> int:
+        """The most tokens that ``row`` may gain."""
+        copied = self.copies.get(row) if self.num_copied and self.copies is not None else None
+        return 1 + (self.depth_of(row) if copied is None else len(copied.tokens))
 
 
 class NoTokenLeft(ValueError):

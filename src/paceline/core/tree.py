@@ -3,7 +3,7 @@
 B rows, N nodes, M distinct distributions, V vocabulary, H hidden size.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
@@ -202,6 +202,37 @@ class Outcome:
         at, num = self.nodes[rows], self.num_committed[rows]
         gained = torch.arange(at.shape[1], device=at.device) < num[:, None]
         return (nodes.gather(1, at) & gained).any(-1)
+
+
+def join_rows(rows: Tensor, chain: Tree, tree: Tree) -> Tree:
+    """``chain`` in the ``rows`` [B] bool, ``tree`` in all others, of one drafter each.
+
+    Nodes keep their numbers; the narrower of the two has invalid ones at its end. The chain is of fixed choices, and
+    neither has hidden states to resume from or nodes that are not verified.
+    """
+    assert chain.chain and tree.resume is None and tree.unverified is None
+    wide, chosen, pad = chain if chain.num_nodes > tree.num_nodes else tree, rows[:, None], torch.nn.functional.pad
+
+    def pick(own: Tensor, other: Tensor, fill: int = 0) -> Tensor:
+        missing = own.shape[1] - other.shape[1]
+        own, other = pad(own, (0, max(0, -missing)), value=fill), pad(other, (0, max(0, missing)), value=fill)
+        return torch.where(chosen, own, other)
+
+    tokens, valid = pick(chain.tokens, tree.tokens), pick(chain.valid, tree.valid)
+    max_depth = max(chain.max_depth, tree.max_depth)
+    if tree.chain:
+        joined = replace(wide, tokens=tokens, valid=valid)
+    else:
+        joined = Tree.make(tokens, pick(chain.parents, tree.parents), valid, max_depth=max_depth)
+    return replace(
+        joined,
+        draw=pick(chain.draw, tree.draw),
+        source=pick(chain.source, tree.source, -1),
+        probs=tree.probs,
+        origin=pick(chain.origin, tree.origin),
+        max_depth=max_depth,
+        no_draft_reason=tree.no_draft_reason,
+    )
 
 
 def follow(tree: Tree, accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:

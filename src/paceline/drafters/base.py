@@ -63,6 +63,10 @@ class Drafter(ABC):
         False  # whether ``observe`` may be given a chain with other tokens than those that it proposed
     )
 
+    # Whether it may draft for some rows beside copies in others: see ``CandidateDrafters``. Its trees have no
+    # ``resume`` and no ``unverified``, and ``observe`` takes any tree, where it has ``taps``.
+    joins: bool = False
+
     parts: "tuple[Drafter, ...]" = ()  # drafters that it is made of
     nests: bool = False  # whether it may draft for another drafter: see ``rewind``
 
@@ -167,6 +171,7 @@ class StatelessDrafter(Drafter):
     """A drafter that reads everything it needs from the batch, and nothing from the host."""
 
     accepts_other_tokens = True
+    joins = True
     nests = True
 
     @property

@@ -13,7 +13,7 @@ from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.host_draft import HostDraft
 from paceline.core.step import StepPlan
-from paceline.core.tree import Draw, Outcome, Tree
+from paceline.core.tree import Draw, Outcome, Tree, join_rows
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter, DrafterContext
 
@@ -22,7 +22,9 @@ from paceline.drafters.base import Drafter, DrafterContext
 class CandidateDrafters(Drafter):
     """``drafters``, of which ``plan.drafter`` drafts; the others stand by, and catch up when it is their turn.
 
-    Each draws its tokens in the way that the verifier likes best of those it can. Raises ValueError for fewer than two.
+    Where the plan says so, the first copies in some rows of the same step, and the one that drafts skips these; it must
+    be one that ``joins``. Each draws its tokens in the way that the verifier likes best of those it can. Raises
+    ValueError for fewer than two.
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
@@ -41,7 +43,8 @@ class CandidateDrafters(Drafter):
         self.accepts_other_tokens = all(one.accepts_other_tokens for one in drafters)
         counts = [len(one.origins) for one in drafters]
         self._first_origin = [sum(counts[:at]) for at in range(len(counts))]
-        self._chosen = 0
+        self._chosen = self._num_copied = 0
+        self._proposed: tuple[Tree, Tree, Tensor] | None = None  # what was joined, and the rows that copy
 
     @property
     def slot_bytes(self) -> int:
@@ -50,7 +53,7 @@ class CandidateDrafters(Drafter):
     @property
     def host_state(self) -> Hashable:
         states = tuple(one.host_state for one in self.drafters)
-        return None if None in states else (self._chosen, states)
+        return None if None in states else (self._chosen, self._num_copied, states)
 
     def max_nodes(self, num_draft_tokens: int) -> int:
         return max(one.max_nodes(num_draft_tokens) for one in self.drafters)
@@ -72,18 +75,20 @@ class CandidateDrafters(Drafter):
         return self.drafters[0].offers(batch, num_draft_tokens)
 
     def begin_step(self, batch: Batch, plan: StepPlan) -> None:
-        """Prepare the one that drafts; the others miss the step."""
-        self._chosen = plan.drafter
+        """Prepare the one that drafts, and the one that copies beside it; the others miss the step."""
+        self._chosen, self._num_copied = plan.drafter, plan.num_copied
         for number, one in enumerate(self.drafters):
             if number == plan.drafter or plan.num_draft_tokens == 0:
                 one.begin_step(batch, plan)
+            elif number == 0 and plan.num_copied:
+                one.begin_step(batch, _copies_of(plan))
             else:
-                one.stand_by(batch, 1 + plan.num_draft_tokens)
+                one.stand_by(batch, 1 + plan.max_depth)
 
     def resume(self, host_state: Hashable) -> None:
         """Give each its own state."""
         assert isinstance(host_state, tuple)
-        self._chosen, states = host_state
+        self._chosen, self._num_copied, states = host_state
         for one, state in zip(self.drafters, states, strict=True):
             one.resume(state)
 
@@ -98,9 +103,16 @@ class CandidateDrafters(Drafter):
             one.release(batch, rows)
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
-        """The tree of the drafter that the plan chose."""
+        """The tree of the drafter that the plan chose, and in rows that copy their copies."""
         tree, first = self.drafters[plan.drafter].propose(batch, plan), self._first_origin[plan.drafter]
-        return replace(tree, origin=tree.origin + first) if first else tree
+        named = replace(tree, origin=tree.origin + first) if first else tree
+        if not plan.num_copied:
+            return named
+        copies = self.drafters[0].propose(batch, _copies_of(plan))
+        copied = copies.valid[:, 1:].any(1)
+        joined = join_rows(copied, copies, named)
+        self._proposed = joined, tree, copied
+        return joined
 
     def observe_unverified(self, tree: Tree, likeliest: Tensor) -> None:
         """To the one that drafted."""
@@ -109,5 +121,26 @@ class CandidateDrafters(Drafter):
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """To the one that drafted, and to those that read the target's hidden states in every step."""
         for number, one in enumerate(self.drafters):
-            if one.taps or (number == self._chosen and tree.max_depth):
+            if one.taps:
                 one.observe(batch, tree, outcome, {tap: hidden[tap] for tap in one.taps})
+            elif number == self._chosen and self._num_copied:
+                one.observe(batch, *self._own_part(tree, outcome), {})
+            elif tree.max_depth and (number == self._chosen or (number == 0 and self._num_copied)):
+                one.observe(batch, tree, outcome, {})
+
+    def _own_part(self, tree: Tree, outcome: Outcome) -> tuple[Tree, Outcome]:
+        """What became of the drafts beside copies: rows that copied gain nothing, as far as their drafter sees."""
+        assert self._proposed is not None
+        joined, own, copied = self._proposed
+        path = outcome.path.masked_fill(copied[:, None], -1)
+        if tree is joined:
+            path = path[:, : own.max_depth]
+        else:  # other tokens were verified, maybe more of them
+            tokens, valid = tree.tokens[:, : own.num_nodes], tree.valid[:, : own.num_nodes] & ~copied[:, None]
+            own = replace(own, tokens=tokens, valid=valid, max_depth=tree.max_depth)
+        return own, replace(outcome, path=path, num_committed=outcome.num_committed.masked_fill(copied, 0))
+
+
+def _copies_of(plan: StepPlan) -> StepPlan:
+    """The part of a plan that the drafter of copies sees."""
+    return StepPlan(plan.num_copied, copies=plan.copies)

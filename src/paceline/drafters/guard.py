@@ -66,7 +66,8 @@ class DraftGuard:
             )
         )
         self._found.logical_or_(found.any(1))
-        deep = tree.depth > batch.draft_room[:, None].clamp(min=0)
+        room = batch.room if plan.num_copied else batch.draft_room
+        deep = tree.depth > room[:, None]
         return _without(replace(tree, valid=tree.valid & ~deep), found.any(0), batch)
 
     def send(self) -> None:
@@ -84,7 +85,7 @@ class DraftGuard:
         given: object = tree
         if not isinstance(given, Tree):
             raise DraftError(f"propose gave a {type(given).__name__}: give a Tree, by Tree.make_chain or Tree.make")
-        rows, most = batch.rows, self._drafter.max_nodes(plan.num_draft_tokens)
+        rows, most = batch.rows, self._drafter.max_nodes(plan.max_depth)
         if tree.tokens.dim() != 2 or len(tree.tokens) != rows or not 1 <= tree.num_nodes <= most:
             raise DraftError(
                 f"tokens {list(tree.tokens.shape)}: give [{rows}, N], N from 1 to {most} (max_nodes), the root included"
@@ -99,8 +100,8 @@ class DraftGuard:
                     f"{name} is {list(tensor.shape)} of {tensor.dtype} on {tensor.device}: give {list(shape)} of "
                     f"{dtype} on {batch.device}"
                 )
-        if not 0 <= tree.max_depth <= plan.num_draft_tokens:
-            raise DraftError(f"max_depth={tree.max_depth}: the plan allows 0 to {plan.num_draft_tokens}")
+        if not 0 <= tree.max_depth <= plan.max_depth:
+            raise DraftError(f"max_depth={tree.max_depth}: the plan allows 0 to {plan.max_depth}")
         if not tree.chain and not self._drafter.branches:
             raise DraftError("the tree is no chain (Tree.chain): say branches = True in the drafter, or make a chain")
         if tree.unverified is not None:

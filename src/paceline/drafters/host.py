@@ -85,13 +85,16 @@ class HostDrafting(Drafter):
 
     def start(self, context: DrafterContext) -> None:
         """Allocate the buffers. Raises what the drafter's own ``start`` raises."""
-        shape = (context.rows, context.max_draft_tokens)
+        most, device = context.max_draft_tokens, context.device
         self.vocab_size = context.vocab_size
-        self.tokens = torch.zeros(shape, dtype=torch.int64, device=context.device)  # [R, D]
-        self.parents = torch.zeros_like(self.tokens)  # [R, D] numbers of nodes, the root's is 0
-        self.count = torch.zeros(context.rows, dtype=torch.int64, device=context.device)  # [R]
-        self.origin = torch.zeros_like(self.count)  # [R]
-        self._index = torch.arange(context.max_draft_tokens, device=context.device)
+        buffer = torch.zeros(context.rows, 3 + 2 * most, dtype=torch.int64, device=device)
+        self.count, self.deepest, self.origin = buffer[:, 0], buffer[:, 1], buffer[:, 2]  # [R]
+        self.tokens, self.parents = buffer[:, 3 : 3 + most], buffer[:, 3 + most :]  # [R, D]; parents: the root's is 0
+        # What the host writes, all in one; steps under a host drafter follow each other, so it is read by then.
+        self._buffer = self._host = buffer
+        if device.type != "cpu":
+            self._host = torch.zeros_like(buffer, device="cpu", pin_memory=device.type == "cuda")
+        self._index = torch.arange(most, device=device)
         self._began.clear()
         self.drafter.start(context)
 
@@ -122,22 +125,23 @@ class HostDrafting(Drafter):
         if not plan.num_draft_tokens:
             return
         if plan.copies is not None:
-            self._fill(plan.copies, plan.num_draft_tokens)
+            self._fill(plan.copies, plan)
             return
         running = {row: tokens for row, tokens in self._running(batch).items() if plan.depth_of(row)}
-        self._fill(self.drafter.propose(running, plan.num_draft_tokens) if running else {}, plan.num_draft_tokens)
+        self._fill(self.drafter.propose(running, plan.num_draft_tokens) if running else {}, plan)
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The drafts of the buffers [R, k + 1]; rows without one have the root alone."""
         depth = plan.num_draft_tokens
-        room = torch.minimum(self.count, batch.draft_room) if not self.branches else self.count
-        drafted = (self._index[:depth] < room[:, None]) & batch.active[:, None]
+        room = torch.minimum(batch.room, self.deepest)
+        count = self.count if self.branches else torch.minimum(self.count, room)
+        drafted = (self._index[:depth] < count[:, None]) & batch.active[:, None]
         valid = torch.cat((batch.active[:, None], drafted), dim=1)
         tokens = torch.cat((batch.root[:, None], self.tokens[:, :depth]), dim=1)
         if self.branches:
             parents = torch.nn.functional.pad(self.parents[:, :depth], (1, 0), value=-1)
             tree = Tree.make(tokens, parents, valid, max_depth=depth, no_draft_reason=NoDraft.NO_MATCH)
-            tree.valid.logical_and_(tree.depth <= batch.draft_room.clamp(min=0)[:, None])
+            tree.valid.logical_and_(tree.depth <= room[:, None])
         else:
             tree = batch.chain(tokens, valid, no_draft_reason=NoDraft.NO_MATCH)
         return replace(tree, origin=self.origin[:, None].expand_as(tokens)) if self._several else tree
@@ -155,32 +159,26 @@ class HostDrafting(Drafter):
                 room[row] = len(request.tokens) + request.max_tokens - 1
         return {row: tokens for row, tokens in batch.host_sequences(room).items() if len(tokens) < room[row]}
 
-    def _fill(self, drafts: Mapping[int, Proposal], most: int) -> None:
-        shape = self.tokens.shape
-        tokens, parents = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
-        count, origin = torch.zeros(shape[0], dtype=torch.int64), torch.zeros(shape[0], dtype=torch.int64)
-        into, of, counts, origins = tokens.numpy(), parents.numpy(), count.numpy(), origin.numpy()
+    def _fill(self, drafts: Mapping[int, Proposal], plan: StepPlan) -> None:
+        buffer, most = self._host.numpy(), self.tokens.shape[1]
+        buffer[:, 0] = 0
         for row, draft in drafts.items():
-            tokens_of, above = (draft.tokens, draft.parents) if isinstance(draft, HostDraft) else (draft, None)
-            kept = list(tokens_of[:most])
+            tokens, above = (draft.tokens, draft.parents) if isinstance(draft, HostDraft) else (draft, None)
+            kept = list(tokens[: plan.num_draft_tokens])
             if not kept:
                 continue
             if not 0 <= min(kept) <= max(kept) < self.vocab_size:
                 raise ValueError(f"draft tokens {kept} leave the target's vocabulary of {self.vocab_size}")
-            into[row, : len(kept)], counts[row] = kept, len(kept)
+            count, into = len(kept), buffer[row]
             if above is not None and self.branches:
-                above = list(above[: len(kept)])
-                if len(above) < len(kept) or any(not -1 <= parent < node for node, parent in enumerate(above)):
-                    raise ValueError(f"parents {above} of {len(kept)} draft tokens: give -1 or an earlier one's number")
-                of[row, : len(kept)] = above
-                of[row, : len(kept)] += 1
+                above = list(above[:count])
+                if len(above) < count or any(not -1 <= parent < node for node, parent in enumerate(above)):
+                    raise ValueError(f"parents {above} of {count} draft tokens: give -1 or an earlier one's number")
+                into[3 + most : 3 + most + count] = above
+                into[3 + most : 3 + most + count] += 1
             elif self.branches:
-                of[row, : len(kept)] = range(len(kept))
-            if isinstance(draft, HostDraft):
-                origins[row] = draft.origin
-        self.tokens.copy_(tokens)
-        self.count.copy_(count)
-        if self._several:
-            self.origin.copy_(origin)
-        if self.branches:
-            self.parents.copy_(parents)
+                into[3 + most : 3 + most + count] = range(count)
+            into[:3] = count, plan.depth_of(row), draft.origin if isinstance(draft, HostDraft) else 0
+            into[3 : 3 + count] = kept
+        if self._host is not self._buffer:
+            self._buffer.copy_(self._host, non_blocking=True)

@@ -50,6 +50,7 @@ class ModelDrafter(GrowingDrafter):
     inputs = frozenset({DraftInput.EMBEDDING})
     origins = ("model",)
     postpones = True
+    joins = True
     nests = True
 
     def __init__(
@@ -77,10 +78,10 @@ class ModelDrafter(GrowingDrafter):
         self._caught_up()
 
     def begin_step(self, batch: Batch, plan: StepPlan) -> None:
-        """Choose the chunks in which the rows to be drafted for catch up; the others fall back by a token."""
+        """Choose the chunks in which rows to be drafted for catch up; the others fall back by what they may gain."""
         super().begin_step(batch, plan)
         for row in self.skipped:
-            self.lags[row] += self.max_pieces
+            self.lags[row] += plan.most_gained(row) * self.max_pieces
         lag = max([0, *(lag for row, lag in enumerate(self.lags) if row not in self.skipped)])
         self.catch_up: list[int] = []
         while lag > self.ordinary_lag and plan.num_draft_tokens:

@@ -33,6 +33,7 @@ class ProphetDrafter(GrowingDrafter):
 
     inputs = frozenset({DraftInput.EMBEDDING, DraftInput.HIDDEN})
     origins = ("prophet",)
+    joins = True
 
     def __init__(
         self,

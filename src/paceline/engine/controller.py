@@ -70,7 +70,7 @@ class Controller(Plan):
         self._postpones, self._drafts_at_once = postpones and timed, True
         self._ends_early = ends_early
         self._pool = self.knowledge.greedy  # of the newest request
-        self._rows: dict[int, RowState] = {}
+        self.rows: dict[int, RowState] = {}
         self._steps = self._drafted_steps = 0  # drafted ones since the last plain step
         self._stale = True  # whether there is something to decide
         self._plain_costs: dict[int, float] = {}  # by rows
@@ -95,14 +95,14 @@ class Controller(Plan):
         for row, request in zip(rows, requests, strict=True):
             most = self._max if request.num_draft_tokens is None else min(self._max, request.num_draft_tokens)
             pool = self._pool = self.knowledge.sampled if request.sampling.temperature else self.knowledge.greedy
-            state = self._rows[row] = RowState(counts=Counts(self._max), pool=pool, most=most, left=request.max_tokens)
+            state = self.rows[row] = RowState(counts=Counts(self._max), pool=pool, most=most, left=request.max_tokens)
             state.missed = len(request.tokens) - 1 if self._postpones else 0
         if self._postpones:
-            begins = self._goodput.best(self._rows).depths.keys() & set(rows)
-            self._drafts_at_once = bool(begins or self.knowledge.exploration.lesson(self.knowledge.kind(self._rows)))
+            begins = self._goodput.best(self.rows).depths.keys() & set(rows)
+            self._drafts_at_once = bool(begins or self.knowledge.exploration.lesson(self.knowledge.kind(self.rows)))
         for row in rows if self._drafts_at_once else ():
-            self._rows[row].missed = 0
-        running, added, cost_of = len(self._rows), len(rows), self.knowledge.costs.of
+            self.rows[row].missed = 0
+        running, added, cost_of = len(self.rows), len(rows), self.knowledge.costs.of
         self._probes.grant(cost_of(running, running + added * self.num_nodes[1], 1, added) - cost_of(running, running))
         self._stale, self._evaluate_at, self._changed_at = True, self._steps, self._steps
 
@@ -112,12 +112,12 @@ class Controller(Plan):
 
     def release(self, rows: Iterable[int]) -> None:
         """Requests that ended."""
-        ended = [row for row in rows if row in self._rows]
+        ended = [row for row in rows if row in self.rows]
         if ended:
             self._learn()
             self._stale, self._evaluate_at = True, self._steps
         for row in ended:
-            del self._rows[row]
+            del self.rows[row]
 
     def __call__(self) -> StepPlan:
         """The depth of every row in the next step."""
@@ -139,7 +139,7 @@ class Controller(Plan):
         """Another drafter drafted in the step: this one has missed its tokens."""
         self._learn()
         for row, tokens in enumerate(result.tokens):
-            state = self._rows.get(row)
+            state = self.rows.get(row)
             if state is not None:
                 state.missed += len(tokens)
                 state.wait -= 1
@@ -154,22 +154,22 @@ class Controller(Plan):
 
         What the drafter must read first, because it stood by, is spread over ``HORIZON`` tokens.
         """
-        return self._promise(self._goodput.best(self._rows)) if self._rows else 1.0
+        return self._promise(self._goodput.best(self.rows)) if self.rows else 1.0
 
     @property
     def outlook(self) -> float:
         """``promise`` by what was last decided, without deciding anew."""
-        return self._promise(self._choice) if self._rows and self._choice is not None else 1.0
+        return self._promise(self._choice) if self.rows and self._choice is not None else 1.0
 
     def _promise(self, choice: Choice) -> float:
-        missed = sum(self._rows[row].missed for row in choice.depths if row in self._rows)
-        reading = self.knowledge.costs.catch_up * missed / (HORIZON * self._plain_cost(len(self._rows)))
+        missed = sum(self.rows[row].missed for row in choice.depths if row in self.rows)
+        reading = self.knowledge.costs.catch_up * missed / (HORIZON * self._plain_cost(len(self.rows)))
         return max(1.0, choice.speedup - reading) if choice.depths else 1.0
 
     def _learn(self) -> None:
         """Learn from the steps since the last call."""
         started, results, self._pending = perf_counter(), self._pending, []
-        if not results or not self._rows:
+        if not results or not self.rows:
             return
         self._stale = True
         drafted = [result for result in results if result.plan.num_draft_tokens]
@@ -182,10 +182,17 @@ class Controller(Plan):
         self._planning = 0.0
 
     def _learn_drafted(self, result: StepResult) -> None:
-        plan, drafted, missed, nodes, num_running, deepest = result.plan, 0, 0, 0, 0, 0
-        sample = self._steps % SAMPLE == 0
+        plan, sample, drafted, missed, nodes, num_running, deepest = (
+            result.plan,
+            self._steps % SAMPLE == 0,
+            0,
+            0,
+            0,
+            0,
+            0,
+        )
         for row, tokens in enumerate(result.tokens):
-            state = self._rows.get(row)
+            state = self.rows.get(row)
             if not tokens or state is None:
                 continue
             num_running += 1
@@ -200,8 +207,9 @@ class Controller(Plan):
                 submitted = state.learn(result, row, depth, levels=self._ends_early, timed=self._timed, sample=sample)
                 if submitted is not None and not state.depth:
                     self._probes.judge(state, accepted=result.num_accepted[row], submitted=submitted)
-            else:
-                state.missed += 1
+            else:  # plain, or copied beside the others
+                state.missed += len(tokens)
+                nodes += result.num_drafted[row]
                 state.wait -= 1
         if not num_running:
             return
@@ -217,7 +225,7 @@ class Controller(Plan):
         self._tokens += result.num_tokens
         self._seconds += seconds.total
         self._plain_seconds += plain_seconds * per_row
-        if self._timed and choice is not None and not plan.explored:
+        if self._timed and choice is not None and not plan.explored and not plan.num_copied:
             cost = (seconds.total + costs.planning) / plain_seconds
             choice.calibration.add(
                 rows=num_running, tokens=per_row, cost=cost, speedup=choice.expected, expected_cost=choice.cost
@@ -225,8 +233,8 @@ class Controller(Plan):
 
     def _learn_plain(self, results: Sequence[StepResult]) -> None:
         """Plain steps are only counted; of a whole run of them the last one tells the cost."""
-        count, seconds, running = len(results), sum(result.seconds.total for result in results), len(self._rows)
-        for state in self._rows.values():
+        count, seconds, running = len(results), sum(result.seconds.total for result in results), len(self.rows)
+        for state in self.rows.values():
             state.missed += count
             state.wait -= count
             state.left -= count
@@ -265,7 +273,7 @@ class Controller(Plan):
     def _decide(self) -> None:
         """Choose the depth of every row by the goodput of all, then whether to try something else."""
         self._stale = False
-        rows = self._rows
+        rows = self.rows
         self._look = WARM_UP if self._timed and self._drafted_steps else 1
         if not rows:
             return
@@ -286,7 +294,7 @@ class Controller(Plan):
 
     def _explore(self, groups: Sequence[dict[int, RowState]]) -> tuple[dict[int, int], tuple[int, ...]]:
         """The depths of all rows, and which of them are not those that seem best."""
-        rows, choice, exploration = self._rows, self._choice, self.knowledge.exploration
+        rows, choice, exploration = self.rows, self._choice, self.knowledge.exploration
         everything = tuple(rows)
         lesson = exploration.take_lesson(self.knowledge.kind(rows)) if self._timed else 0
         if lesson:
@@ -310,7 +318,7 @@ class Controller(Plan):
         self._plain_costs.clear()
         since = self._steps - self._changed_at
         patience = PATIENCE if self.knowledge.costs.num_observed > KNOWN else 1
-        self._evaluate_at = self._steps + min(max(SETTLED, len(self._rows)), patience + since // 2)
+        self._evaluate_at = self._steps + min(max(SETTLED, len(self.rows)), patience + since // 2)
         if self._steps >= self._refresh_at:
             self._refresh_at = self._steps + REFRESH
             self.knowledge.refresh()

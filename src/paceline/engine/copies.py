@@ -102,13 +102,16 @@ class CopyRow:
 
 
 class CopyChoice(NamedTuple):
-    """The drafts to verify, by row, and the speed that they promise over that of plain decoding."""
+    """The drafts to verify, by row, the tokens of each that may be accepted, and the speed that they promise over that
+    of plain decoding.
+    """
 
     drafts: Mapping[int, HostDraft]
+    promised: Mapping[int, float]
     speedup: float
 
 
-NONE = CopyChoice({}, 1.0)
+NONE = CopyChoice({}, {}, 1.0)
 
 
 def choose_copies(
@@ -145,8 +148,9 @@ def choose_copies(
             found, chosen = speedup, depths
     if not chosen:
         return NONE
-    pairs = zip(chosen, weighed, strict=True)
-    return CopyChoice({row: draft.first(depth) for depth, (row, draft, _, _) in pairs if depth}, found)
+    kept = [(depth, one) for depth, one in zip(chosen, weighed, strict=True) if depth]
+    drafts = {row: draft.first(depth) for depth, (row, draft, _, _) in kept}
+    return CopyChoice(drafts, {row: sums[depth] for depth, (row, _, _, sums) in kept}, found)
 
 
 def _classes(draft: HostDraft, most: int) -> list[tuple[int, int, int]]:

@@ -1,7 +1,6 @@
-"""Plans for drafters that copy: alone, and beside a draft model or head that is asked where no copy promises more."""
+"""The plan of drafters that copy: of the copies on offer, those that are worth their cost."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import final
 
 from paceline.core.host_draft import HostDraft
@@ -9,10 +8,8 @@ from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.core.step import StepPlan, StepResult
 from paceline.core.tree import NoDraft
-from paceline.engine.candidates import CandidatePlan
-from paceline.engine.controller import Controller
 from paceline.engine.copies import NONE, CopyChoice, CopyRow, choose_copies
-from paceline.engine.costs import DepthCost, StepWork
+from paceline.engine.costs import StepWork
 from paceline.engine.curve import WARM
 from paceline.engine.knowledge import Knowledge
 from paceline.engine.watch import Speed
@@ -41,7 +38,7 @@ class CopyPlan(Plan):
         max_draft_tokens: int = MAX_COPIED_TOKENS,
     ) -> None:
         self.knowledge, self._timed, self._sizes, self._max = knowledge, timed, sizes, max_draft_tokens
-        self._size = rows
+        self.size = rows
         self._rows: dict[int, CopyRow] = {}
         self._offers: Mapping[int, Sequence[HostDraft]] = {}
         self._steps = self._tokens = 0
@@ -74,10 +71,12 @@ class CopyPlan(Plan):
         rows, costs, offers = self._rows, self.knowledge.costs, self._offers
         if self._timed:
             return choose_copies(offers, rows, costs, running=len(rows))
-        drafts: dict[int, HostDraft] = {}
+        drafts, promised = dict[int, HostDraft](), dict[int, float]()
         for row, several in offers.items():
-            drafts |= choose_copies({row: several}, rows, costs, running=1).drafts
-        return CopyChoice(drafts, 1.0)
+            choice = choose_copies({row: several}, rows, costs, running=1)
+            drafts |= choice.drafts
+            promised |= choice.promised
+        return CopyChoice(drafts, promised, 1.0)
 
     def __call__(self) -> StepPlan:
         """The next step's shape."""
@@ -87,14 +86,22 @@ class CopyPlan(Plan):
         """The shape of a step that verifies what was chosen."""
         if not choice.drafts:
             return StepPlan(0, off=NoDraft.SLOWER if self._offers else NoDraft.NO_MATCH)
-        deepest = max(len(draft.tokens) for draft in choice.drafts.values())
-        if self._sizes:
-            deepest = min(self._max, next(size for size in SIZES if size >= deepest))
-        depths = [deepest] * self._size  # rows with nothing on offer say that nothing matches
+        deepest = self.depth_for(choice.drafts.values())
+        depths = [deepest] * self.size  # rows with nothing on offer say that nothing matches
         for row, several in self._offers.items():
             if several:
                 depths[row] = len(choice.drafts[row].tokens) if row in choice.drafts else 0
         return StepPlan(deepest, tuple(depths), off=NoDraft.SLOWER, copies=choice.drafts)
+
+    def depth_for(self, drafts: Iterable[HostDraft]) -> int:
+        """How deep a tree of chains is that holds ``drafts``."""
+        deepest = max(len(draft.tokens) for draft in drafts)
+        return min(self._max, next(size for size in SIZES if size >= deepest)) if self._sizes else deepest
+
+    @property
+    def num_running(self) -> int:
+        """Requests."""
+        return len(self._rows)
 
     def observe(self, result: StepResult) -> None:
         """Learn what the step cost, and from its tokens which copies were right."""
@@ -128,65 +135,3 @@ class CopyPlan(Plan):
         if self._steps < ENOUGH or not self._plain_seconds or not self._seconds:
             return None
         return Speed(drafted=self._tokens / self._seconds, plain=self._tokens / self._plain_seconds)
-
-
-@final
-class MixedPlan(Plan):
-    """Copies where they promise more than ``others``, which plan for the other drafters of CandidateDrafters.
-
-    Copies are its first drafter. The costs of a target's forward are the same for both, so both learn them.
-    """
-
-    def __init__(self, *, copies: CopyPlan, others: Controller | CandidatePlan) -> None:
-        self.copies, self.others = copies, others
-        self._copied_steps = 0
-
-    @property
-    def max_draft_tokens(self) -> int:
-        return max(self.copies.max_draft_tokens, self.others.max_draft_tokens)
-
-    @property
-    def drafts_at_once(self) -> bool:
-        return self.others.drafts_at_once
-
-    @property
-    def speed(self) -> Speed | None:
-        """That of the plan with the most steps."""
-        return self.copies.speed or self.others.speed
-
-    def costs(self) -> tuple[DepthCost, ...]:
-        """What steps with the other drafters cost and promise."""
-        return self.others.costs()
-
-    def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
-        """New requests."""
-        self.copies.admit(rows, requests)
-        self.others.admit(rows, requests)
-
-    def release(self, rows: Iterable[int]) -> None:
-        """Requests that ended."""
-        rows = list(rows)
-        self.copies.release(rows)
-        self.others.release(rows)
-
-    def consider(self, offers: Mapping[int, Sequence[HostDraft]]) -> None:
-        """What may be copied in the next step."""
-        self.copies.consider(offers)
-
-    def __call__(self) -> StepPlan:
-        """The shape of the step that promises most, and its drafter."""
-        choice = self.copies.choose()
-        if choice.drafts and choice.speedup > self.others.outlook:
-            return self.copies.plan_for(choice)
-        plan = self.others()
-        return replace(plan, drafter=plan.drafter + 1)
-
-    def observe(self, result: StepResult) -> None:
-        """To the one that planned the step; the others learn what they can."""
-        if result.plan.copies is not None:
-            self._copied_steps += 1
-            self.copies.observe(result)
-            self.others.stand_by(result)
-        else:
-            self.copies.learn(result)
-            self.others.observe(replace(result, plan=replace(result.plan, drafter=result.plan.drafter - 1)))
