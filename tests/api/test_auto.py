@@ -12,8 +12,9 @@ from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.engine.candidates import CandidatePlan
 from paceline.engine.controller import Controller
-from paceline.engine.copy_plans import CopyPlan, MixedPlan
+from paceline.engine.copy_plans import CopyPlan
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS
+from paceline.engine.mixed_plan import MixedPlan
 from paceline.engine.readers import AsyncReader, SyncReader
 from tests import tiny
 from tests.api.engines import LONG, bare, engine, naive, read_by

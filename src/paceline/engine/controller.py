@@ -182,34 +182,26 @@ class Controller(Plan):
         self._planning = 0.0
 
     def _learn_drafted(self, result: StepResult) -> None:
-        plan, sample, drafted, missed, nodes, num_running, deepest = (
-            result.plan,
-            self._steps % SAMPLE == 0,
-            0,
-            0,
-            0,
-            0,
-            0,
-        )
+        plan, sample = result.plan, self._steps % SAMPLE == 0
+        drafted = missed = nodes = num_running = deepest = 0
         for row, tokens in enumerate(result.tokens):
             state = self.rows.get(row)
             if not tokens or state is None:
                 continue
-            num_running += 1
+            num_running, nodes = num_running + 1, nodes + 1 + result.num_drafted[row]
             state.left -= len(tokens)
             depth = min(plan.depth_of(row), state.most)
             if depth:
                 read = depth if plan.stop is None else min(depth, result.num_drafted[row] + 1)
                 deepest = max(deepest, read)
                 drafted += read
-                nodes += result.num_drafted[row] + self._goodput.num_unverified
+                nodes += self._goodput.num_unverified
                 missed += state.missed
                 submitted = state.learn(result, row, depth, levels=self._ends_early, timed=self._timed, sample=sample)
                 if submitted is not None and not state.depth:
                     self._probes.judge(state, accepted=result.num_accepted[row], submitted=submitted)
             else:  # plain, or copied beside the others
                 state.missed += len(tokens)
-                nodes += result.num_drafted[row]
                 state.wait -= 1
         if not num_running:
             return
@@ -218,7 +210,6 @@ class Controller(Plan):
         self.knowledge.exploration.count()
         plain, costs, seconds = self._plain_cost(num_running), self.knowledge.costs, result.seconds
         self._probes.earn(1, plain)
-        nodes += num_running
         if self._timed and (sample or missed or costs.score.measured(nodes, num_running - 1) < WARM):
             costs.observe(StepWork(num_running, nodes, deepest, drafted), seconds, missed=missed)
         per_row, plain_seconds, choice = result.num_tokens / num_running, plain * costs.level, self._choice

@@ -73,11 +73,11 @@ class MixedPlan(Plan):
             return others
         if not plan.num_draft_tokens:
             return self.copies.plan_for(copies)
-        beside, gain = self._beside(plan, copies)
+        beside, better = self._beside(plan, copies)
         outlook = self.others.outlook
-        if copies.speedup > outlook * max(1.0, gain):
+        if copies.speedup > outlook * max(1.0, better):
             return self.copies.plan_for(copies)
-        return others if beside is None or gain <= 1.0 else beside
+        return others if beside is None or better <= 1.0 else beside
 
     def _beside(self, plan: StepPlan, copies: CopyChoice) -> tuple[StepPlan | None, float]:
         """The step of ``plan`` in which rows copy whose copies promise more than its drafts, and how many times better
