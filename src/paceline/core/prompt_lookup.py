@@ -26,7 +26,7 @@ class NgramOptions:
     min_ngram: int = 1
     first: bool = False
     wrap: bool = True
-    crop: bool = True
+    crop: bool = False
 
 
 def ngram_chain(batch: BatchState, depth: int, options: NgramOptions) -> tuple[Tensor, Tensor]:

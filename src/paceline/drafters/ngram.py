@@ -21,7 +21,7 @@ class NgramDrafter(StatelessDrafter):
     It takes the longest match of the last ``max_ngram`` (3) down to ``min_ngram`` (1) tokens, and of equally long ones
     the latest (``match="last"``) or the earliest ("first", as vLLM and transformers do). A copy that reaches the end of
     the sequence continues with the copied tokens (``wrap``, true), so a repeating sequence is drafted whole, or ends
-    there. A draft ends before a stop token of its request (``crop``, true): the target says that one itself, and
+    there. With ``crop`` (false) a draft ends before a stop token of its request: the target says that one itself, and
     nothing comes after it. Raises ValueError unless 1 <= min_ngram <= max_ngram, and for another ``match``.
     """
 
@@ -29,7 +29,7 @@ class NgramDrafter(StatelessDrafter):
     draws = frozenset({Draw.FIXED})
 
     def __init__(
-        self, *, max_ngram: int = 3, min_ngram: int = 1, match: str = "last", wrap: bool = True, crop: bool = True
+        self, *, max_ngram: int = 3, min_ngram: int = 1, match: str = "last", wrap: bool = True, crop: bool = False
     ) -> None:
         if not 1 <= min_ngram <= max_ngram:
             raise ValueError(f"min_ngram={min_ngram}, max_ngram={max_ngram}: need 1 <= min_ngram <= max_ngram")

@@ -240,7 +240,7 @@ def steps(recorder: Recorder, panels: Panels) -> None:
         for _ in range(4):
             batch.begin_chain(3)
             batch.ngram_chain(3, NgramOptions())
-            batch.ngram_chain(3, NgramOptions(first=True, wrap=False, crop=False))
+            batch.ngram_chain(3, NgramOptions(first=True, wrap=False, crop=True))
             tree, outcome = cases.decision(shape, batch, generator)
             stats.record(tree, batch.extend(tree, outcome, cases.NO_SCORES))
 
