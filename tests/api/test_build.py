@@ -11,6 +11,7 @@ from paceline.agreement import agree
 from paceline.api.build import Drafting, build_drafter, build_drafting, build_verifier
 from paceline.api.loading import load
 from paceline.core.plan import Fixed, Plan
+from paceline.core.prompt_lookup import NgramOptions
 from paceline.core.registry import Registry
 from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
@@ -310,8 +311,15 @@ def test_unknown_verifier_is_refused_with_the_known_names(verifiers, verifier, m
 def test_drafter_options_are_parsed_by_type(target):
     drafter = build_drafter("ngram:max_ngram=4,min_ngram=2", target=target)
     assert (drafter.max_ngram, drafter.min_ngram) == (4, 2)
+    drafter = build_drafter("ngram:max_ngram=4,match=first,wrap=false", target=target)
+    assert drafter.options == NgramOptions(max_ngram=4, first=True, wrap=False)
     for text, message in (
-        ("ngram:depth=2", "drafter 'ngram' has no option 'depth'; known: max_ngram=3, min_ngram=1"),
+        (
+            "ngram:depth=2",
+            "drafter 'ngram' has no option 'depth'; known: max_ngram=3, min_ngram=1, match=last, wrap=True",
+        ),
+        ("ngram:match=best", "match='best': give last or first"),
+        ("ngram:wrap=1", "wrap=1 of the drafter 'ngram': give true or false"),
         ("ngram:max_ngram=x", "max_ngram=x of the drafter 'ngram': give a whole number"),
         ("ngram:max_ngram=0", "min_ngram=1, max_ngram=0: need 1 <= min_ngram <= max_ngram"),
         ("none:k=1", "drafter 'none' has no option 'k'; it takes none: give 'none' alone"),

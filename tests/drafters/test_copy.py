@@ -96,3 +96,8 @@ def test_rows_do_not_see_each_other_and_slots_are_used_again():
 def test_sizes_out_of_order_are_refused(sizes):
     with pytest.raises(ValueError, match=r"min_match=.*need 1 <= min_match <= max_match <= 256"):
         CopyDrafter(min_match=sizes[0], max_match=sizes[1])
+
+
+def test_of_equal_tokens_the_nearest_is_gone_on_after():
+    source = [10, 11, 12, 13, 20, 14, 15, 20, 16, 17]
+    assert drafted([10, 11, 20], source=source, k=2) == [14, 15]

@@ -62,6 +62,10 @@ CHAINS = [
     ([1, 2, 7, 1, 2, 7, 1, 2, 8, 1, 2], dict(factor=0.5), [7]),  # two of three went on so
     ([1, 2, 7, 1, 2, 7, 1, 2, 8, 1, 2], dict(factor=0.5, min_prob=0.7), []),
     ([5, 1, 2, 7, 6, 1, 2, 8, 6, 1, 2, 8, 5, 1, 2], dict(factor=0.5), [7]),  # a longer match promises as much
+    ([1, 2, 3, 4, 5, 9, 1, 2, 3, 4], dict(max_depth=5), [5, 9, 1]),  # of the last 2 or 3 tokens, not of all 4
+    ([1, 2, 3, 4, 5, 9, 1, 2, 3, 4], dict(max_depth=5, factor=1.0), [5, 9]),
+    ([1, 2, 3, 4, 5, 9, 1, 2, 3, 4], dict(max_depth=2), [5]),
+    ([1, 2, 3, 4, 5, 9, 1, 2, 3, 4], dict(max_depth=5, min_match=4), [5]),
     ([5, 6, 5, 6, 5], {}, [6, 5, 6, 5]),  # a copy that reaches the end starts over
     ([1, 2, 3], {}, []),
     ([7], {}, []),
@@ -144,9 +148,24 @@ def test_the_oldest_outputs_are_forgotten_first(index):
     store = drafter.stores[""].index
     assert store.size == 50 and store.find(newest[:6], min_match=6, max_match=6, limit=1)
     assert not store.find(oldest[:6], min_match=6, max_match=6, limit=1)
-    none = SuffixDrafter(max_tokens=0)
-    served(none, [request([7], max_tokens=24)])
-    assert none.stores == {}
+    for options in (dict(max_tokens=0), dict(max_outputs=0)):
+        none = SuffixDrafter(**options)
+        served(none, [request([7], max_tokens=24)])
+        assert none.stores == {}
+
+
+def test_as_many_outputs_are_kept_as_may_be(index, tmp_path):
+    drafter = SuffixDrafter(max_outputs=2, offset=4.0, store=str(tmp_path))
+    served(drafter, [request([token], max_tokens=24) for token in (7, 9, 11, 13)], rows=1)
+    outputs = [expected(request([token], max_tokens=24)) for token in (7, 9, 11, 13)]
+    kept = drafter.stores[""]
+    kept.close()
+    again = TokenStore(path=kept.path, vocabulary=drafter._names, max_tokens=10_000, max_outputs=2)
+    for store in (kept, again):
+        assert store.index.size == 2 * 25
+        found = [store.index.find(one[:6], min_match=6, max_match=6, limit=1) for one in outputs]
+        assert [bool(one) for one in found] == [False, False, True, True]
+    again.close()
 
 
 def contents(path, vocabulary="v", max_tokens=1000):
@@ -256,6 +275,8 @@ WRONG = [
     (dict(offset=float("inf")), "offset=inf"),
     (dict(min_prob=1.5), "min_prob=1.5: give a probability"),
     (dict(max_tokens=-1), "max_tokens=-1: give 0"),
+    (dict(max_outputs=-1), "max_outputs=-1: give 0"),
+    (dict(max_depth=3, min_match=3), "max_depth=3: give more than min_match=3, so that a draft has room"),
     (dict(store=__file__), "is a file: give a directory"),
 ]
 

@@ -26,6 +26,7 @@ from paceline.api.named import make_from_class, name_of, read_named
 from paceline.api.speculative_config import (
     NgramSpeculation,
     Speculation,
+    SuffixSpeculation,
     is_speculative_config,
     read_speculative_config,
 )
@@ -178,6 +179,15 @@ def _speculate(speculation: Speculation, target: Loaded) -> Drafter:
         _note_unused(speculation.unused)
     if isinstance(speculation, NgramSpeculation):
         return DRAFTERS.find("ngram")(max_ngram=speculation.max_ngram, min_ngram=speculation.min_ngram)
+    if isinstance(speculation, SuffixSpeculation):
+        made = DRAFTERS.find("suffix")(
+            max_match=speculation.max_depth - 1,
+            max_depth=speculation.max_depth,
+            max_outputs=speculation.max_outputs,
+            factor=speculation.factor,
+            min_prob=speculation.min_prob,
+        )
+        return HostDrafting(made)
     path, shape = speculation.model, speculation.tree
     if not is_head(path):
         draft = _load(path, target, revision=speculation.revision)

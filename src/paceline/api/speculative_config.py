@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from sys import float_info
 from typing import TypeAlias, TypeGuard
 
 from paceline.api.speculative_fields import (
@@ -17,11 +18,15 @@ from paceline.api.speculative_fields import (
     REFUSED,
     REFUSED_METHODS,
     REFUSED_RULES,
+    SUFFIX,
 )
+from paceline.core.token_index import MAX_DRAFT
 from paceline.core.tree import Draw
 from paceline.drafters.tree.shapes import Topology
 
 DEFAULT_NGRAM = 5  # of vLLM, if neither prompt_lookup_max nor prompt_lookup_min is given
+DEFAULT_TREE_DEPTH, DEFAULT_CACHED_REQUESTS = 24, 10_000  # of vLLM's suffix decoding
+DEFAULT_SPEC_FACTOR, DEFAULT_TOKEN_PROB = 1.0, 0.1
 
 # vLLM's names of how a draft model draws; the verifier chooses among these.
 DRAWS: dict[str, frozenset[Draw]] = {
@@ -62,7 +67,22 @@ class ModelSpeculation:
     unused: tuple[str, ...] = ()
 
 
-Speculation: TypeAlias = NgramSpeculation | ModelSpeculation
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuffixSpeculation:
+    """Draft at most ``num_draft_tokens`` per step (None: not given) as the drafter `suffix` with these options.
+
+    ``unused`` are the keys that have no effect.
+    """
+
+    num_draft_tokens: int | None
+    max_depth: int
+    max_outputs: int
+    factor: float
+    min_prob: float
+    unused: tuple[str, ...] = ()
+
+
+Speculation: TypeAlias = NgramSpeculation | ModelSpeculation | SuffixSpeculation
 
 
 def is_speculative_config(given: object) -> TypeGuard[Mapping[str, object] | str]:
@@ -88,7 +108,8 @@ def read_speculative_config(config: Mapping[str, object] | str) -> Speculation:
             f"speculative_config: draft_tensor_parallel_size={size}: a draft runs on its target's device; give 1"
         )
     unused = tuple(name for name, value in values.items() if name in HARMLESS and value is not False)
-    return _read_ngram(values, unused) if method in NGRAM else _read_model(values, unused)
+    read = _read_ngram if method in NGRAM else _read_suffix if method in SUFFIX else _read_model
+    return read(values, unused)
 
 
 def _method(values: Mapping[str, object]) -> str:
@@ -142,6 +163,28 @@ def _read_ngram(values: Mapping[str, object], unused: tuple[str, ...]) -> NgramS
         )
     count = _count(values, "num_speculative_tokens")
     return NgramSpeculation(num_draft_tokens=count, max_ngram=longest, min_ngram=shortest, unused=unused)
+
+
+def _read_suffix(values: Mapping[str, object], unused: tuple[str, ...]) -> SuffixSpeculation:
+    depth = _count(values, "suffix_decoding_max_tree_depth") or DEFAULT_TREE_DEPTH
+    if not 2 <= depth <= MAX_DRAFT + 1:
+        raise ValueError(
+            f"speculative_config: suffix_decoding_max_tree_depth={depth}: give 2 to {MAX_DRAFT + 1}, for the tokens of "
+            "a match and of its draft"
+        )
+    outputs = values.get("suffix_decoding_max_cached_requests", DEFAULT_CACHED_REQUESTS)
+    if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 0:
+        raise ValueError(
+            f"speculative_config: suffix_decoding_max_cached_requests={outputs!r}: give 0 (keep no outputs) or a count"
+        )
+    return SuffixSpeculation(
+        num_draft_tokens=_count(values, "num_speculative_tokens"),
+        max_depth=depth,
+        max_outputs=outputs,
+        factor=_number(values, "suffix_decoding_max_spec_factor", DEFAULT_SPEC_FACTOR, float_info.max),
+        min_prob=_number(values, "suffix_decoding_min_token_prob", DEFAULT_TOKEN_PROB, 1.0),
+        unused=unused,
+    )
 
 
 def _read_model(values: Mapping[str, object], unused: tuple[str, ...]) -> ModelSpeculation:
@@ -207,6 +250,14 @@ def _count(values: Mapping[str, object], name: str) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise ValueError(f"speculative_config: {name}={value!r}: give a count of at least 1")
     return value
+
+
+def _number(values: Mapping[str, object], name: str, default: float, most: float) -> float:
+    value = values.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        wanted = "a number from 0 to 1" if most == 1 else "a number of at least 0"
+        raise ValueError(f"speculative_config: {name}={value!r}: give {wanted}")
+    return float(value)
 
 
 def _truth(values: Mapping[str, object], name: str) -> bool:

@@ -17,6 +17,7 @@ METHODS: dict[str, str] = {
     "ngram": "prompt lookup: the drafter `ngram`",
     "ngram_gpu": "as `ngram`, which runs on the target's device",
     "draft_model": "the draft model, or the head that `paceline train` wrote, in the directory `model`",
+    "suffix": "the drafter `suffix`, with vLLM's limits",
 }
 
 MTP_METHODS = (
@@ -65,7 +66,6 @@ REFUSED_METHODS: dict[str, str] = {
         f"MTP layers in the target's checkpoint are not loaded: {INSTEAD}. `paceline train` trains a `prophet`, which "
         "drafts from the target's last hidden states as they do",
     ),
-    "suffix": "there is no suffix tree: give method 'ngram', which finds repetitions within each sequence",
     "custom_class": (
         "a class that is written for vLLM's engine cannot run here: derive one from Drafter or HostDrafter, and give "
         "FILE.py:NAME, or an instance of it, as the drafter"
@@ -75,7 +75,7 @@ REFUSED_METHODS: dict[str, str] = {
     ),
 }
 
-NGRAM, MODEL = ("ngram", "ngram_gpu"), ("draft_model",)
+NGRAM, MODEL, SUFFIX = ("ngram", "ngram_gpu"), ("draft_model",), ("suffix",)
 
 # Key -> the methods that read it, and its meaning.
 HONOURED: dict[str, tuple[tuple[str, ...], str]] = {
@@ -87,6 +87,17 @@ HONOURED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "prompt_lookup_max": (NGRAM, "longest match in tokens; if only the shortest is given, that; else 5"),
     "prompt_lookup_min": (NGRAM, "shortest match in tokens; if only the longest is given, that; else 5"),
+    "suffix_decoding_max_tree_depth": (
+        SUFFIX,
+        "tokens of a draft and of its match together, 2 to 257, by default 24: `max_depth`, and `max_match` one less",
+    ),
+    "suffix_decoding_max_cached_requests": (
+        SUFFIX,
+        "outputs that are kept for later requests, once they have ended; by default 10000, 0 keeps none: "
+        "`max_outputs`. Never more than 1,000,000 tokens of them",
+    ),
+    "suffix_decoding_max_spec_factor": (SUFFIX, "drafted tokens for each that matches, by default 1.0: `factor`"),
+    "suffix_decoding_min_token_prob": (SUFFIX, "least probability of a drafted token, by default 0.1: `min_prob`"),
     "model": (MODEL, "a directory, or a Hub id of a draft model"),
     "revision": (MODEL, "branch, tag or commit of a Hub id"),
     "draft_sample_method": (
@@ -135,7 +146,6 @@ HARMLESS: dict[str, str] = {
 }
 
 _OF_VLLM = "vLLM sets it itself; leave it out"
-_OF_SUFFIX = "it belongs to suffix decoding; leave it out"
 _OF_HEADS = "it belongs to heads that cannot be loaded; leave it out"
 _OF_SYNTHETIC = REFUSED_RULES["synthetic"]
 _OF_TYPICAL = "give the verifier 'lossy_typical:epsilon=0.09,delta=0.3', whose epsilon and delta are the two thresholds"
@@ -159,10 +169,6 @@ REFUSED: Mapping[str, Refusal] = {
     "index_share_for_mtp_iteration": Refusal(reason=_OF_HEADS),
     "dspark_draft_topk": Refusal(reason=_OF_HEADS),
     "xpress_topc": Refusal(reason=_OF_HEADS),
-    "suffix_decoding_max_tree_depth": Refusal(reason=_OF_SUFFIX),
-    "suffix_decoding_max_cached_requests": Refusal(reason=_OF_SUFFIX),
-    "suffix_decoding_max_spec_factor": Refusal(reason=_OF_SUFFIX),
-    "suffix_decoding_min_token_prob": Refusal(reason=_OF_SUFFIX),
     "synthetic_acceptance_rates": Refusal(reason=_OF_SYNTHETIC),
     "synthetic_acceptance_length": Refusal(reason=_OF_SYNTHETIC),
     "fly_window_size": Refusal(reason=REFUSED_RULES["fly"]),

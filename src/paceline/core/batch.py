@@ -16,6 +16,7 @@ from paceline.core.early_stop import StopRule
 from paceline.core.logprobs import KeptScores
 from paceline.core.noise import Noise
 from paceline.core.ops import Ops, TensorOps
+from paceline.core.prompt_lookup import NgramOptions
 from paceline.core.rejected import StepDrafts
 from paceline.core.request import MAX_STOP_TOKENS, Request
 from paceline.core.scores import Scores
@@ -73,14 +74,12 @@ class Batch(BatchState):
         """
         return self._ops.begin_chain(self, depth, longest)
 
-    def ngram_chain(self, depth: int, *, max_ngram: int, min_ngram: int) -> tuple[Tensor, Tensor]:
+    def ngram_chain(self, depth: int, options: NgramOptions) -> tuple[Tensor, Tensor]:
         """The tokens and the validity [R, 1 + depth] of chains that copy what followed each row's last tokens before.
 
-        Of the matches of the last ``max_ngram`` down to ``min_ngram`` >= 1 tokens, the longest is copied from, and the
-        latest of equally long ones. A copy that reaches the end of the sequence goes on with its beginning. Rows
-        without a match, or that may have no draft, have the root alone; tokens that are not valid are 0.
+        Rows without a match, or that may have no draft, have the root alone; tokens that are not valid are 0.
         """
-        return self._ops.ngram_chain(self, depth, max_ngram, min_ngram)
+        return self._ops.ngram_chain(self, depth, options)
 
     def chain(self, tokens: Tensor, valid: Tensor, *, no_draft_reason: NoDraft = NoDraft.DECLINED) -> Tree:
         """The tree of the chain ``tokens`` and ``valid`` [R, N], the root first; every token is a fixed choice."""

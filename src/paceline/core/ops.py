@@ -14,7 +14,7 @@ from paceline.core.columns import Columns
 from paceline.core.logprobs import StepLogprobs, gather_logprobs
 from paceline.core.noise import Noise, Philox, Stream
 from paceline.core.processing import PathTokens
-from paceline.core.prompt_lookup import ngram_chain
+from paceline.core.prompt_lookup import NgramOptions, ngram_chain
 from paceline.core.sampling import SamplingState
 from paceline.core.scores import Scores
 from paceline.core.step import HEADER, Failure, Finish
@@ -35,7 +35,7 @@ class Ops(ABC):
         """See Batch.begin_chain."""
 
     @abstractmethod
-    def ngram_chain(self, batch: BatchState, depth: int, max_ngram: int, min_ngram: int) -> tuple[Tensor, Tensor]:
+    def ngram_chain(self, batch: BatchState, depth: int, options: NgramOptions) -> tuple[Tensor, Tensor]:
         """See Batch.ngram_chain."""
 
     @abstractmethod
@@ -100,8 +100,8 @@ class TensorOps(Ops):
         tokens[:, 0] = batch.root
         return tokens, valid
 
-    def ngram_chain(self, batch: BatchState, depth: int, max_ngram: int, min_ngram: int) -> tuple[Tensor, Tensor]:
-        return ngram_chain(batch, depth, max_ngram, min_ngram)
+    def ngram_chain(self, batch: BatchState, depth: int, options: NgramOptions) -> tuple[Tensor, Tensor]:
+        return ngram_chain(batch, depth, options)
 
     def process(self, batch: BatchState, logits: Tensor, drafted: Tensor) -> Tensor:
         return batch.processing.apply(logits, PathTokens(batch.tokens[:, : batch.max_length], batch.length, drafted))

@@ -6,6 +6,7 @@ The plain implementation, which searches every position; kernels/cpu/token_index
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar, final
 
 SEPARATOR = -1  # after a sequence that has ended
@@ -31,7 +32,8 @@ class SuffixOptions:
 
     ``min_match`` to ``max_match`` tokens match; a draft has at most ``factor`` times as many tokens as match, plus
     ``offset``; a token is drafted if its probability by the counts, given the sequence, is at least ``min_prob``.
-    ``branches`` lets drafts be trees.
+    ``branches`` lets drafts be trees. With ``max_depth`` (None: no limit) a draft and the matching tokens that its
+    length is of are at most so many together, as in a suffix tree of that depth.
     """
 
     min_match: int = 1
@@ -40,6 +42,13 @@ class SuffixOptions:
     offset: float = 0.0
     min_prob: float = 0.1
     branches: bool = False
+    max_depth: int | None = None
+
+    def most_tokens(self, shortest: int, longest: int) -> int:
+        """Tokens that are drafted at most from occurrences of which ``shortest`` to ``longest`` tokens may count."""
+        sizes = [longest] if self.max_depth is None else range(max(shortest, self.min_match), longest + 1)
+        depth = MAX_DRAFT + longest if self.max_depth is None else self.max_depth
+        return max(min(int(self.factor * size + self.offset + 1e-9), depth - size) for size in sizes)
 
 
 @final
@@ -75,8 +84,10 @@ class TokenIndex(ABC):
         """Forget everything."""
 
     @abstractmethod
-    def keep(self, limit: int) -> None:
-        """Forget the oldest sequences that have ended, until at most ``limit`` tokens are left."""
+    def keep(self, limit: int, sequences: int | None = None) -> None:
+        """Forget the oldest sequences that have ended, until at most ``limit`` tokens are left, and of those that have
+        ended at most ``sequences`` (None: any number).
+        """
 
     @property
     @abstractmethod
@@ -116,10 +127,10 @@ class PlainTokenIndex(TokenIndex):
         self.tokens.clear()
         self._ends.clear()
 
-    def keep(self, limit: int) -> None:
+    def keep(self, limit: int, sequences: int | None = None) -> None:
         """See TokenIndex."""
-        first = 0
-        while len(self.tokens) - first > limit and self._ends:
+        first, most = 0, len(self._ends) if sequences is None else sequences
+        while self._ends and (len(self.tokens) - first > limit or len(self._ends) > most):
             first = self._ends.pop(0)
         del self.tokens[:first]
         self._ends = [end - first for end in self._ends]
@@ -190,9 +201,11 @@ def _best_draft(
         context, min_match=options.min_match, max_match=options.max_match, limit=MAX_OCCURRENCES, skip_end=own
     )
     best = SuffixDraft()
-    for threshold in sorted({one.length for one in found}, reverse=True):
+    lengths = sorted({one.length for one in found}, reverse=True)
+    for threshold, shorter in pairwise((*lengths, 0)):
         matching = [one for one in found if one.length >= threshold]
-        draft = likeliest(index.following, matching, match=threshold, most=most, options=options, from_store=not own)
+        room = min(most, options.most_tokens(shorter + 1, threshold))
+        draft = likeliest(index.following, matching, match=threshold, most=room, options=options, from_store=not own)
         if draft.score > best.score + 1e-9:
             best = draft
     return best

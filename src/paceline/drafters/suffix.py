@@ -32,14 +32,15 @@ class SuffixDrafter(HostDrafter):
     Of the latest occurrences of the last tokens, ``min_match`` (1) to ``max_match`` (64) of them, it takes those whose
     continuations promise most accepted tokens by their counts. A draft has at most ``factor`` (2.0) times as many
     tokens as match, plus ``offset`` (0), and only tokens whose probability by the counts is at least ``min_prob``
-    (0.1). ``tree`` (false) drafts several continuations at once; few verifiers take that.
+    (0.1). ``max_depth`` (None: no limit) limits a draft and its match together. ``tree`` (false) drafts several
+    continuations at once; few verifiers take that.
 
-    Outputs that end are kept, at most ``max_tokens`` (1,000,000) tokens of them (0: none), and later requests copy from
-    them: their speed then tells what others have asked, so requests of different tenants belong in stores of other
-    names (``Request.draft_store``). Under a verifier whose tokens depend on drafts nothing is kept, so that a seed
-    gives the same tokens again. ``store`` (None: memory) is a directory in which each store is a file, which is there
-    again after a restart or a kill; ``vocabulary`` names the target's tokens in it. Raises ValueError for options out
-    of range.
+    Outputs that end are kept, at most ``max_tokens`` (1,000,000) tokens of them (0: none) and ``max_outputs`` (None: no
+    limit), and later requests copy from them: their speed then tells what others have asked, so requests of different
+    tenants belong in stores of other names (``Request.draft_store``). Under a verifier whose tokens depend on drafts
+    nothing is kept, so that a seed gives the same tokens again. ``store`` (None: memory) is a directory in which each
+    store is a file, which is there again after a restart or a kill; ``vocabulary`` names the target's tokens in it.
+    Raises ValueError for options out of range.
     """
 
     origins = ("suffix",)
@@ -53,8 +54,10 @@ class SuffixDrafter(HostDrafter):
         factor: float = 2.0,
         offset: float = 0.0,
         min_prob: float = 0.1,
+        max_depth: int | None = None,
         tree: bool = False,
         max_tokens: int = 1_000_000,
+        max_outputs: int | None = None,
         store: str | None = None,
         vocabulary: str | None = None,
     ) -> None:
@@ -66,14 +69,24 @@ class SuffixDrafter(HostDrafter):
             raise ValueError(f"factor={factor}, offset={offset}: give numbers of at least 0")
         if not 0 <= min_prob <= 1:
             raise ValueError(f"min_prob={min_prob}: give a probability, from 0 to 1")
+        if max_depth is not None and max_depth <= min_match:
+            raise ValueError(f"max_depth={max_depth}: give more than min_match={min_match}, so that a draft has room")
         if max_tokens < 0:
             raise ValueError(f"max_tokens={max_tokens}: give 0 (keep no outputs) or a positive count")
+        if max_outputs is not None and max_outputs < 0:
+            raise ValueError(f"max_outputs={max_outputs}: give 0 (keep no outputs) or a positive count")
         if store is not None and Path(store).is_file():
             raise ValueError(f"store={store} is a file: give a directory, in which each store is a file")
         self.options = SuffixOptions(
-            min_match=min_match, max_match=max_match, factor=factor, offset=offset, min_prob=min_prob, branches=tree
+            min_match=min_match,
+            max_match=max_match if max_depth is None else min(max_match, max_depth - 1),
+            factor=factor,
+            offset=offset,
+            min_prob=min_prob,
+            branches=tree,
+            max_depth=max_depth,
         )
-        self.branches, self.max_tokens = tree, max_tokens
+        self.branches, self.max_tokens, self.max_outputs = tree, max_tokens, max_outputs
         self.folder, self.vocabulary = None if store is None else Path(store), vocabulary
         self.stores: dict[str, TokenStore] = {}
 
@@ -87,7 +100,7 @@ class SuffixDrafter(HostDrafter):
                 f"store={self.folder} and a verifier whose tokens depend on what is drafted: a seed would not give the "
                 "same tokens again; leave the store out, or give the verifier 'coupled'"
             )
-        self._keeps = self.max_tokens > 0 and context.same_tokens
+        self._keeps = self.max_tokens > 0 and self.max_outputs != 0 and context.same_tokens
         self._indices = [new_index() for _ in range(context.rows)]
         self._num_known = [0] * context.rows  # tokens of each row that its index has
         self._prompt_length, self._store_name = [0] * context.rows, [""] * context.rows
@@ -149,7 +162,9 @@ class SuffixDrafter(HostDrafter):
             return None
         if name not in self.stores:
             path = None if self.folder is None else self.folder / f"{_file_name(name)}{SUFFIX}"
-            self.stores[name] = TokenStore(path=path, vocabulary=self._names, max_tokens=self.max_tokens)
+            self.stores[name] = TokenStore(
+                path=path, vocabulary=self._names, max_tokens=self.max_tokens, max_outputs=self.max_outputs
+            )
         return self.stores[name]
 
 

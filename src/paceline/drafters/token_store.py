@@ -42,15 +42,16 @@ def new_index() -> TokenIndex:
 
 @final
 class TokenStore:
-    """The newest outputs, at most ``max_tokens`` tokens of them; the oldest are forgotten first.
+    """The newest outputs, at most ``max_tokens`` tokens of them and ``max_outputs`` (None: any number); the oldest are
+    forgotten first.
 
     ``path`` (None: memory alone) is opened, or made, for outputs in ``vocabulary``, which names the target's tokens.
     Raises TokenStoreError for a file of another vocabulary, a foreign one, and one that another process has open.
     """
 
-    def __init__(self, *, path: Path | None, vocabulary: str, max_tokens: int) -> None:
+    def __init__(self, *, path: Path | None, vocabulary: str, max_tokens: int, max_outputs: int | None = None) -> None:
         self.index, self.path = new_index(), path
-        self._max_tokens, self._vocabulary = max_tokens, vocabulary
+        self._max_tokens, self._max_outputs, self._vocabulary = max_tokens, max_outputs, vocabulary
         self._file: int | None = None
         self._num_written = 0  # tokens in the file
         if path is not None:
@@ -89,7 +90,7 @@ class TokenStore:
     def _add(self, tokens: Sequence[int]) -> None:
         self.index.append(tokens)
         self.index.end_sequence()
-        self.index.keep(self._max_tokens)
+        self.index.keep(self._max_tokens, self._max_outputs)
 
     def _open(self, path: Path) -> int:
         """Read what is whole, cut off what is not, and open for appending."""
@@ -110,7 +111,7 @@ class TokenStore:
             self.index.append(tokens)
             self.index.end_sequence()
             self._num_written, end = self._num_written + len(tokens), after
-        self.index.keep(self._max_tokens)
+        self.index.keep(self._max_tokens, self._max_outputs)
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         if end < len(content):
             logger.warning(
@@ -136,7 +137,7 @@ class TokenStore:
         kept: list[array[int]] = []
         total = 0
         for tokens in reversed([tokens for tokens, _ in _records(memoryview(path.read_bytes()), len(header))]):
-            if total + len(tokens) > self._max_tokens:
+            if total + len(tokens) > self._max_tokens or len(kept) == self._max_outputs:
                 break
             total += len(tokens)
             kept.append(tokens)

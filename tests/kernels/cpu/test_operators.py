@@ -105,7 +105,8 @@ def step_samples():
         not_finite = logits.to(dtype).masked_fill(logits == logits[0, 0].max(), torch.inf)
         yield "find_not_finite", (not_finite, *last, 2, torch.zeros(ROWS, dtype=torch.int64))
     yield "begin_chain", flat(columns, 3, 20)
-    yield "ngram_chain", flat(columns, 3, 3, 1)
+    for rules in ((False, True, True), (True, False, False)):
+        yield "ngram_chain", flat(columns, 3, 3, 1, *rules)
     for counts in (None, batch.processing.counts):
         yield "extend", flat(columns, counts, *shape, *decided, 1, 2)
     yield "record", flat(stats.columns, *shape, *decided, 1)

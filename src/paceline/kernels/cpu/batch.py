@@ -66,20 +66,22 @@ def begin_chain(isa: str, batch: Columns, depth: int, longest: int) -> tuple[Ten
 
 
 @kernel_op(
-    lambda isa, batch, depth, max_ngram, min_ngram: (
+    lambda isa, batch, depth, max_ngram, min_ngram, first, wrap, crop: (
         batch.tensors[0].new_empty(len(batch.tensors[0]), 1 + depth),
         batch.tensors[0].new_empty(len(batch.tensors[0]), 1 + depth, dtype=torch.bool),
     ),
     columns={"batch": BATCH},
 )
-def ngram_chain(isa: str, batch: Columns, depth: int, max_ngram: int, min_ngram: int) -> tuple[Tensor, Tensor]:
+def ngram_chain(
+    isa: str, batch: Columns, depth: int, max_ngram: int, min_ngram: int, first: bool, wrap: bool, crop: bool
+) -> tuple[Tensor, Tensor]:
     """See Batch.ngram_chain."""
     sequences = pointers_of(batch, _sequences)
     tokens = torch.empty(sequences.rows, 1 + depth, dtype=torch.int64)
     valid = torch.empty(sequences.rows, 1 + depth, dtype=torch.bool)
-    sizes = (ctypes.c_int64(depth), ctypes.c_int64(max_ngram), ctypes.c_int64(min_ngram))
+    numbers = (depth, max_ngram, min_ngram, first, wrap, crop)  # 32 bits each, as ctypes passes what is bare
     pointers = (ctypes.c_void_p(tokens.data_ptr()), ctypes.c_void_p(valid.data_ptr()))
-    entry(isa, "ngram_chain")(ctypes.byref(sequences), *sizes, *pointers)
+    entry(isa, "ngram_chain")(ctypes.byref(sequences), *numbers, *pointers)
     return tokens, valid
 
 

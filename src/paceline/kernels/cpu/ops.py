@@ -10,6 +10,7 @@ from paceline.core.columns import Columns
 from paceline.core.logprobs import StepLogprobs
 from paceline.core.noise import Noise, Philox
 from paceline.core.ops import Ops, TensorOps
+from paceline.core.prompt_lookup import NgramOptions
 from paceline.core.sampling import SamplingState
 from paceline.core.scores import Scores
 from paceline.core.step import Failure
@@ -45,8 +46,9 @@ class CpuOps(Ops):
     def begin_chain(self, batch: BatchState, depth: int, longest: int | None) -> tuple[Tensor, Tensor]:
         return step.begin_chain(self.isa, batch.columns, depth, batch.max_length if longest is None else longest)
 
-    def ngram_chain(self, batch: BatchState, depth: int, max_ngram: int, min_ngram: int) -> tuple[Tensor, Tensor]:
-        return step.ngram_chain(self.isa, batch.columns, depth, max_ngram, min_ngram)
+    def ngram_chain(self, batch: BatchState, depth: int, options: NgramOptions) -> tuple[Tensor, Tensor]:
+        sizes, rules = (options.max_ngram, options.min_ngram), (options.first, options.wrap, options.crop)
+        return step.ngram_chain(self.isa, batch.columns, depth, *sizes, *rules)
 
     def process(self, batch: BatchState, logits: Tensor, drafted: Tensor) -> Tensor:
         if not _fits(batch, logits):

@@ -37,9 +37,9 @@ class KernelTokenIndex(TokenIndex):
         """See TokenIndex."""
         self._do("index_clear")
 
-    def keep(self, limit: int) -> None:
+    def keep(self, limit: int, sequences: int | None = None) -> None:
         """See TokenIndex."""
-        self._do("index_keep", c_int64(limit))
+        self._do("index_keep", c_int64(limit), c_int64(-1 if sequences is None else sequences))
 
     @property
     def size(self) -> int:
@@ -74,7 +74,7 @@ class KernelTokenIndex(TokenIndex):
 class _Options(Structure):
     __slots__ = ()
     _fields_ = [
-        *((name, c_int64) for name in ("min_match", "max_match", "branches")),
+        *((name, c_int64) for name in ("min_match", "max_match", "branches", "max_depth")),
         *((name, c_double) for name in ("factor", "offset", "min_prob")),
     ]
 
@@ -98,6 +98,7 @@ class KernelSuffixDrafts:
         self._options = _Options(
             **{name: getattr(options, name) for name in ("min_match", "max_match", "factor", "offset", "min_prob")},
             branches=int(options.branches),
+            max_depth=options.max_depth or 0,
         )
         one = ("own", "store", "num_added", "room", "count", "match", "from_store")
         self._arrays = {name: array("q", bytes(8 * rows)) for name in one}

@@ -11,6 +11,7 @@ import torch
 
 from paceline.core.batch import Batch
 from paceline.core.noise import Philox
+from paceline.core.prompt_lookup import NgramOptions
 from paceline.core.request import Request
 from paceline.core.stats import Stats
 from paceline.core.tree import Tree
@@ -238,7 +239,8 @@ def steps(recorder: Recorder, panels: Panels) -> None:
         stats = Stats(cases.ROWS, cases.DEPTH, cases.CPU, CpuOps())
         for _ in range(4):
             batch.begin_chain(3)
-            batch.ngram_chain(3, max_ngram=3, min_ngram=1)
+            batch.ngram_chain(3, NgramOptions())
+            batch.ngram_chain(3, NgramOptions(first=True, wrap=False, crop=True))
             tree, outcome = cases.decision(shape, batch, generator)
             stats.record(tree, batch.extend(tree, outcome, cases.NO_SCORES))
 

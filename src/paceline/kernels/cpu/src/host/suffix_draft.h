@@ -11,9 +11,20 @@ constexpr int64_t MAX_DRAFT = 256;  // tokens
 struct SuffixOptions {
     int64_t min_match, max_match;  // tokens
     int64_t branches;              // 0: chains
+    int64_t max_depth;             // of a draft and the matching tokens that its length is of; 0: no limit
     double factor, offset;         // a draft has at most factor times the matched tokens, plus offset
     double min_prob;               // of a token, given the sequence
 };
+
+// Tokens that are drafted at most from occurrences of which shortest to longest tokens may count.
+inline int64_t most_tokens(const SuffixOptions &options, int64_t shortest, int64_t longest) {
+    if (!options.max_depth) return MAX_DRAFT;  // as draft_from limits it
+    int64_t most = 0;
+    for (int64_t size = std::max(shortest, options.min_match); size <= longest; size++)
+        most = std::max(most, std::min((int64_t)(options.factor * size + options.offset + 1e-9),
+                                       options.max_depth - size));
+    return most;
+}
 
 struct SuffixDraft {
     int64_t count = 0, match = 0;
@@ -84,11 +95,12 @@ inline void best_draft(const TokenIndex &index, const int32_t *context, int64_t 
     for (int64_t i = 0; i < num; i++) threshold = std::max(threshold, found[i].length);
     best.count = 0, best.score = 0, best.match = 0;
     while (threshold > 0) {
-        draft_from(index, found, num, threshold, most, options, open, draft);
-        if (draft.score > best.score + 1e-9) best = draft;
         int64_t next = 0;
         for (int64_t i = 0; i < num; i++)
             if (found[i].length < threshold) next = std::max(next, found[i].length);
+        const int64_t room = std::min(most, most_tokens(options, next + 1, threshold));
+        draft_from(index, found, num, threshold, room, options, open, draft);
+        if (draft.score > best.score + 1e-9) best = draft;
         threshold = next;
     }
 }

@@ -45,9 +45,11 @@ class TokenIndex {
         first_ = run_ = 0, oldest_ = 0;
     }
 
-    // Forget the oldest sequences that have ended, until at most limit tokens are left.
-    void keep(int64_t limit) {
-        while (size() > limit && oldest_ < ends_.size()) first_ = ends_[oldest_++];
+    // Forget the oldest sequences that have ended, until at most limit tokens are left, and of those that have ended at
+    // most sequences (negative: any number).
+    void keep(int64_t limit, int64_t sequences) {
+        const auto beyond = [&] { return sequences >= 0 && (int64_t)(ends_.size() - oldest_) > sequences; };
+        while (oldest_ < ends_.size() && (size() > limit || beyond())) first_ = ends_[oldest_++];
         if (first_ > (int64_t)tokens.size() / 2) compact();
     }
 

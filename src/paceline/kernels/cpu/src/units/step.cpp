@@ -14,9 +14,9 @@ PACELINE_API void paceline_begin_chain(const Sequences *batch, int64_t depth, in
                                        uint8_t *valid) {
     begin_chain(*batch, depth, longest, tokens, valid);
 }
-PACELINE_API void paceline_ngram_chain(const Sequences *batch, int64_t depth, int64_t max_ngram, int64_t min_ngram,
-                                       int64_t *tokens, uint8_t *valid) {
-    ngram_chain(*batch, depth, max_ngram, min_ngram, tokens, valid);
+PACELINE_API void paceline_ngram_chain(const Sequences *batch, int32_t depth, int32_t max_ngram, int32_t min_ngram,
+                                       int32_t first, int32_t wrap, int32_t crop, int64_t *tokens, uint8_t *valid) {
+    ngram_chain(*batch, depth, {max_ngram, min_ngram, first != 0, wrap != 0, crop != 0}, tokens, valid);
 }
 PACELINE_API void paceline_extend(const Sequences *batch, const Decision *decision) { extend(*batch, *decision); }
 PACELINE_API void paceline_record(const Counters *counters, const Decision *decision) { record(*counters, *decision); }

@@ -11,7 +11,9 @@ PACELINE_API void paceline_index_append(TokenIndex *index, const int64_t *tokens
 }
 PACELINE_API void paceline_index_end_sequence(TokenIndex *index) { index->end_sequence(); }
 PACELINE_API void paceline_index_clear(TokenIndex *index) { index->clear(); }
-PACELINE_API void paceline_index_keep(TokenIndex *index, int64_t limit) { index->keep(limit); }
+PACELINE_API void paceline_index_keep(TokenIndex *index, int64_t limit, int64_t sequences) {
+    index->keep(limit, sequences);
+}
 PACELINE_API int64_t paceline_index_size(const TokenIndex *index) { return index->size(); }
 PACELINE_API int64_t paceline_index_bytes(const TokenIndex *index) { return index->bytes(); }
 PACELINE_API int64_t paceline_index_find(const TokenIndex *index, const int64_t *context, int64_t count,
