@@ -151,7 +151,7 @@ def draft_cases():
 
 
 @pytest.mark.parametrize(("name", "warp", "k"), list(draft_cases()))
-def test_drafts_have_the_distribution_of_the_draft_model_which_the_verifier_is_told(name, warp, k):
+def test_drafts_have_the_distribution_of_the_draft_model_which_the_verifier_reads(name, warp, k):
     """Chains that end early go on by the draft model alone: an end that depends on tokens to come would show."""
     draft, options = TABLES[FULL][1], WARPS[warp]
     tree, weights = drafts(lambda: STAGES[name](draft), k, options)
@@ -164,9 +164,9 @@ def test_drafts_have_the_distribution_of_the_draft_model_which_the_verifier_is_t
         known = distributions_after(draft, count, options) if count < k else None
         deeper = (num > count).nonzero()[:, 0]
         if known is not None and len(deeper):
-            told = tree.probs[deeper, tree.source[deeper, count + 1]]
+            found = tree.probs[deeper, tree.source[deeper, count + 1]]
             wanted = known[index_of(tree.tokens[deeper, 1 : 1 + count], 3)]
-            assert float((told - wanted).abs().max()) < 1e-12
+            assert float((found - wanted).abs().max()) < 1e-12
     assert distance(mass, target_distribution(draft, k, options)) <= BOUND
     assert name != "bounded" or num.unique().tolist() == [1, 2, 3][:k]
 

@@ -114,5 +114,6 @@ class BatchState:
         seed = self.sampling.seed.view(shape)
         if stream is Stream.TARGET:
             return Key(seed=seed, position=position, stream=stream)
-        steps = self.steps.view(shape)
-        return Key(seed=seed, position=position, stream=stream, step=steps, node=node, stage=self.stage)
+        return Key(
+            seed=seed, position=position, stream=stream, step=self.steps.view(shape), node=node, stage=self.stage
+        )
