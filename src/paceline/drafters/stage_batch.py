@@ -59,7 +59,7 @@ class StageBatch:
         own.tokens.copy_(outer.tokens)
         own.length.copy_(outer.length)
         own.limit.copy_(outer.length + room + spare)
-        # Up to D steps for one of the outer batch, whose numbers a row has whatever its neighbours do.
+        # Numbers for D + 1 steps in each of the outer batch: those of a row depend on no neighbour.
         own.steps.copy_(outer.steps * len(self._index))
         own.finish.zero_()
         own.active.copy_(room > 0)
