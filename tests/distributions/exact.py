@@ -89,14 +89,22 @@ def merge(decoder: Decoder, weights: Tensor) -> tuple[Tensor, Tensor]:
     batch = decoder.batch
     known = torch.arange(batch.max_length) < batch.length[:, None]
     state = [batch.tokens[:, :-1] * known, batch.length[:, None]]
-    cache = getattr(decoder.drafter, "cache", None)
-    if cache is not None:
-        state.append(cache.length[:, None])
+    state += [length[:, None] for length in _lengths(decoder.drafter)]
     _, cell = torch.unique(torch.cat(state, dim=1), dim=0, return_inverse=True)
     total = torch.zeros(int(cell.max()) + 1, dtype=torch.float64).index_add_(0, cell, weights)
     first = torch.full_like(total, len(cell), dtype=torch.int64)
     first.scatter_reduce_(0, cell, torch.arange(len(cell)), "amin")
     return first, total
+
+
+def _lengths(drafter):
+    """What a drafter and those that it is made of have read of each row [R]."""
+    for name in ("cache", "stage"):
+        kept = getattr(drafter, name, None)
+        if kept is not None:
+            yield kept.batch.length if name == "stage" else kept.length
+    for part in drafter.parts:
+        yield from _lengths(part)
 
 
 def _complete(decoder: Decoder, weights: Tensor, target: Tensor, length: int, options) -> Tensor:

@@ -1,9 +1,12 @@
 """A draft model that a smaller drafter drafts for."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from paceline.core.admission import Prefix
+from paceline.core.guidance import Guidance
 from paceline.core.plan import Fixed
 from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
@@ -17,7 +20,7 @@ from paceline.engine.scheduler import Scheduler
 from paceline.models.backend import fastest
 from tests import tiny as models
 from tests.engine.recorded import RecordedGraphs
-from tests.harness import PerRow, decoder_for, expected, request, run
+from tests.harness import PerRow, decoder_for, expected, finish, request, run
 
 FOLLOWS = True
 FLOOR = 1.7  # mean acceptance length on the conformance prompts, greedy: that of its draft model alone
@@ -235,8 +238,8 @@ def test_padded_vocabularies_are_cut_or_filled_in_every_stage(vocab):
         assert result.summary == alone.summary
 
 
-def serve(reader, graphs, requests):
-    decoder = decoder_for(tiny(models.target()[1]), "coupled", k=4, rows=2)
+def serve(reader, graphs, requests, verifier="coupled"):
+    decoder = decoder_for(tiny(models.target()[1]), verifier, k=4, rows=2)
     made = Scheduler(Runner(decoder, reader=reader(decoder), graphs=graphs))
     tickets = [made.submit(one) for one in requests]
     gained = {ticket: [] for ticket in tickets}
@@ -258,6 +261,77 @@ def test_recorded_steps_and_late_results_give_the_same_tokens_and_counts():
     assert serve(AsyncReader, None, requests)[:2] == (tokens, counts)
     *same, replayed = serve(SyncReader, RecordedGraphs(), requests)
     assert tuple(same) == (tokens, counts) and replayed > 10
+
+
+def test_recorded_steps_and_late_results_give_the_same_samples():
+    requests = asked(0.8) + asked(0.0, max_tokens=20)
+    tokens, counts, _ = serve(SyncReader, None, requests, "block")
+    assert tokens[4:] == [expected(one) for one in requests[4:]]
+    assert serve(AsyncReader, None, requests, "block")[:2] == (tokens, counts)
+    *same, replayed = serve(SyncReader, RecordedGraphs(), requests, "block")
+    assert tuple(same) == (tokens, counts) and replayed > 10
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "block", "traversal"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_samples_of_equal_models_are_accepted_whole(temperature, verifier):
+    """In every stage; and the draft model reads each chain in as few forwards as there can be."""
+    _, target = models.target()
+    counted = Counted(target)
+    inner = StagedDrafter(draft=ModelDrafter(lm=target), inner=ModelDrafter(lm=target), num_inner_tokens=5)
+    staged = StagedDrafter(draft=ModelDrafter(lm=counted), inner=inner, num_inner_tokens=5)
+    requests = asked(temperature)
+    result = run(staged, verifier, requests, k=5)
+    assert result.summary.acceptance_rate == 1.0 and result.steps == 7
+    for stage in staged.stages:
+        counts = stage.stats.summary()
+        assert counts.acceptance_rate == 1.0 and sum(counts.drafted) > 20
+    assert counted.num_forwards <= 1 + result.steps
+    assert temperature or result.texts == [expected(one) for one in requests]
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+@pytest.mark.parametrize("halves", [False, True])
+def test_samples_do_not_depend_on_how_deep_neighbours_are_drafted_for(halves, kernel):
+    """With twice staged drafts, and with the bound on forwards of devices that nothing waits for."""
+    _, target = models.target()
+    parts = dict(ops=ops_for(torch.device("cpu"))) if kernel else None
+    used = fastest(target) if kernel else target
+
+    def texts(requests, way):
+        staged = tiny(target)
+        plan = PerRow(way, 5)
+        decoder = decoder_for(staged, "rejection", rows=len(requests), plan=plan, target=used, parts=parts)
+        plan.batch = decoder.batch
+        staged._halves = staged.inner._halves = halves
+        decoder.admit(requests, range(len(requests)))
+        return finish(decoder, rows=list(range(len(requests))), prompts=[one.tokens for one in requests]).texts
+
+    requests = asked(0.8, max_tokens=24)
+    alone = [texts([one], lambda _, tokens: tokens[-1] % 5 + 1)[0] for one in requests]
+    assert texts(requests, lambda row, tokens: tokens[-1] % 5 + 1) == alone
+    assert texts(requests[:1] * 2, lambda row, tokens: 5 if row else tokens[-1] % 5 + 1)[0] == alone[0]
+
+
+def test_samples_do_not_depend_on_whether_neighbours_are_guided():
+    _, target = models.target()
+    requests = asked(0.8, max_tokens=24)
+    guided = replace(requests[1], guidance=Guidance(scale=1.5, prompt=[4]))
+    found = [
+        run(tiny(target), "rejection", [requests[0], other], k=4, guidance=True).texts[0]
+        for other in (requests[1], guided)
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("processing", [{}, PENALTIES], ids=["free", "penalties"])
+def test_samples_of_a_draft_model_equal_to_the_target_are_accepted_whole(processing):
+    """Whatever is drafted for it: every probability that the verifier is told is the target's."""
+    _, target = models.target()
+    staged = StagedDrafter(draft=ModelDrafter(lm=target), inner=tiny(target))
+    requests = [request([7, 3, 5], max_tokens=24, temperature=0.9, seed=row, processing=processing) for row in range(4)]
+    result = run(staged, "rejection", requests, k=5)
+    assert result.steps == 4 and result.summary.acceptance_rate == 1.0
 
 
 def test_a_copied_prefix_holds_nothing_that_was_rejected():
@@ -296,12 +370,15 @@ class Silent(HostDrafter):
 
 def test_what_cannot_be_staged_is_refused():
     _, target = models.target()
-    tree = ModelDrafter(lm=target, draws=frozenset({Draw.IID}))
+    tree = ModelDrafter(lm=target, draws=frozenset({Draw.NO_REPLACEMENT}))
     with pytest.raises(ValueError, match=r"'model' \(ModelDrafter\) cannot be drafted for: give a draft model"):
         StagedDrafter(draft=tree, inner=NgramDrafter())
     for inner in (tree, HostDrafting(Silent())):
         with pytest.raises(ValueError, match="cannot draft for a draft model: give 'ngram', a smaller draft model"):
             StagedDrafter(draft=ModelDrafter(lm=target), inner=inner)
+    coupled, sampled = (ModelDrafter(lm=target, draws=frozenset({draw})) for draw in (Draw.SHARED, Draw.IID))
+    with pytest.raises(ValueError, match="cannot draft for a draft model"):
+        StagedDrafter(draft=sampled, inner=coupled)
     for name in ("num_inner_tokens", "max_forwards"):
         with pytest.raises(ValueError, match=f"{name}=0: give at least 1"):
             StagedDrafter(draft=ModelDrafter(lm=target), inner=NgramDrafter(), **{name: 0})

@@ -28,7 +28,7 @@ from paceline.core.tree import NoDraft, Outcome, Tree
 class Batch(BatchState):
     """R rows of tokens that steps draft for, sample from and extend by ``ops`` (None: plain tensor operations).
 
-    ``noise`` None is that of ``ops``.
+    ``noise`` None is that of ``ops``; of its streams but the target's, batches of different ``stage`` share nothing.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Batch(BatchState):
         device: torch.device,
         noise: Noise | None = None,
         ops: Ops | None = None,
+        stage: int = 0,
     ) -> None:
         self._ops = ops or TensorOps()
         self._depths: tuple[int, ...] | None = None  # that ``planned`` holds; None: no limits
@@ -51,6 +52,7 @@ class Batch(BatchState):
             vocab_size=vocab_size,
             noise=noise or self._ops.noise,
             device=device,
+            stage=stage,
         )
         self._chains = ChainTrees(rows, max_depth, device)
 

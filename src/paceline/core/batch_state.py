@@ -24,13 +24,21 @@ class BatchState:
     """R rows of tokens, their limits, options and noise."""
 
     def __init__(
-        self, *, rows: int, max_length: int, max_depth: int, vocab_size: int, noise: Noise, device: torch.device
+        self,
+        *,
+        rows: int,
+        max_length: int,
+        max_depth: int,
+        vocab_size: int,
+        noise: Noise,
+        device: torch.device,
+        stage: int = 0,
     ) -> None:
         def integers(*shape: int, fill: int = 0) -> Tensor:
             return torch.full(shape, fill, dtype=torch.int64, device=device)
 
         self.rows, self.max_length, self.max_depth = rows, max_length, max_depth
-        self.noise = noise
+        self.noise, self.stage = noise, stage
         self.requests: list[Request | None] = [None] * rows
         self.sequences: Mapping[int, Sequence[int]] | None = None  # of the rows, where somebody keeps them on the host
         self.sampling = SamplingState(rows, device)
@@ -104,10 +112,12 @@ class BatchState:
         """How many of the likeliest tokens' log-probabilities each row asks for; None for none at all."""
         return [None if request is None else request.logprobs for request in self.requests]
 
-    def key(self, position: Tensor, stream: Stream, node: Tensor | int = 0, stage: int = 0) -> Key:
-        """Key of a choice at ``position`` [R, ...] of each row; the step enters for every stream but the target's."""
+    def key(self, position: Tensor, stream: Stream, node: Tensor | int = 0) -> Key:
+        """Key of a choice at ``position`` [R, ...] of each row; all streams but the target's take step and stage."""
         shape = (self.rows,) + (1,) * (position.dim() - 1)
         seed = self.sampling.seed.view(shape)
         if stream is Stream.TARGET:
             return Key(seed=seed, position=position, stream=stream)
-        return Key(seed=seed, position=position, stream=stream, step=self.steps.view(shape), node=node, stage=stage)
+        return Key(
+            seed=seed, position=position, stream=stream, step=self.steps.view(shape), node=node, stage=self.stage
+        )

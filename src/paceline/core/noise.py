@@ -39,7 +39,7 @@ class Key:
     stream: Stream
     step: Tensor | int = 0
     node: Tensor | int = 0  # < 2**20
-    stage: int = 0  # < 2**8
+    stage: int = 0  # of the batch, < 2**8: batches of drafters that are verified before the target have others than 0
 
 
 class Noise(Protocol):

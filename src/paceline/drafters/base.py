@@ -5,7 +5,8 @@ B rows, N nodes.
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import final
 
 import torch
@@ -41,6 +42,8 @@ class DrafterContext:
     guidance: GuidanceState | None = None  # of the rows, where requests may be guided
     noise: Noise | None = None  # of the batch
     ops: Ops | None = None  # of the batch
+    # The next stage of the batches that drafters make for others to draft in (core/noise.Key), each of its own.
+    stages: "count[int]" = field(default_factory=lambda: count(1), compare=False)
     lag: int = 0  # tokens that a row may gain between two drafts, besides those of a draft and the one after it
 
 
@@ -120,7 +123,7 @@ class Drafter(ABC):
         """Forget what was read of each row's tokens from ``length`` [B] on: others will take their place.
 
         Called between steps, and only if ``nests``. Such a drafter reads neither ``taps`` nor the target's cache,
-        draws with no noise of its own, and may be asked for several drafts after one ``begin_step``.
+        draws with no noise but by the keys of the batch, and may be asked for several drafts after one ``begin_step``.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot draft for another drafter")
 

@@ -18,7 +18,7 @@ from paceline.core.tree import Draw, Outcome, Tree
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.stage_batch import StageBatch
 
-DRAWS = frozenset({Draw.SHARED, Draw.FIXED})  # draws without a distribution that verifiers would have to know
+DRAWS = frozenset({Draw.SHARED, Draw.FIXED, Draw.IID})  # draws that need one sample of each distribution
 
 
 @final
@@ -150,7 +150,8 @@ class CascadeDrafter(Drafter):
         of_first = first.origin.gather(1, before), first.draw.gather(1, before)
         of_second = rest.origin.gather(1, after) + len(self.first.origins), rest.draw.gather(1, after)
         origin, draw = (torch.where(of_rest, two, one) for one, two in zip(of_first, of_second, strict=True))
-        self._proposed = replace(tree, origin=origin, draw=draw)
+        source, probs = _distributions(first, rest, before, after, of_rest)
+        self._proposed = replace(tree, origin=origin, draw=draw, source=source, probs=probs)
         return self._proposed
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
@@ -185,3 +186,17 @@ class CascadeDrafter(Drafter):
         self.stage.admit(admission)
         for stats in (self.first_stats, self.rest_stats):
             stats.reset(admission.rows)
+
+
+def _distributions(
+    first: Tree, rest: Tree, before: Tensor, after: Tensor, of_rest: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Which distribution each node of a cascade was drawn from [B, N], and these [B, M, V]: those of both parts.
+
+    Node n is node ``after`` [B, N] of ``rest`` where ``of_rest``, and else node ``before`` of ``first``.
+    """
+    known = [tree.probs for tree in (first, rest) if tree.probs is not None]
+    num_first = 0 if first.probs is None else first.probs.shape[1]
+    second = rest.source.gather(1, after)
+    second = torch.where(second >= 0, second + num_first, second)
+    return torch.where(of_rest, second, first.source.gather(1, before)), torch.cat(known, dim=1) if known else None

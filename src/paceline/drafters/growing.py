@@ -160,8 +160,10 @@ class GrowingDrafter(Drafter):
     def _prepare_grower(self, num_draft_tokens: int) -> None:
         if num_draft_tokens not in self.growers:
             grower = make_grower(self.shape_at(num_draft_tokens), self.context)
-            fused = self.vocab_map.same_ids and self.can_draft_fused(self.context)
-            self.growers[num_draft_tokens] = grower, fused_chain(grower, self.context) if fused else None
+            fused, lm = None, self.lm
+            if isinstance(lm, FusedDrafting) and self.vocab_map.same_ids and self.can_draft_fused(self.context):
+                fused = fused_chain(grower, self.context, lm.fused_draws)
+            self.growers[num_draft_tokens] = grower, fused
 
     def _max_depth(self, batch: Batch) -> Tensor:
         """How deep each row [B] may be drafted for."""

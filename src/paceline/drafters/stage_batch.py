@@ -21,7 +21,8 @@ class StageBatch:
     """A batch of its own for the rows of ``context``, whose drafts are at most ``max_depth`` tokens deep.
 
     Rows begin a step with the sequences of the outer batch, and are extended by up to D + 1 tokens each; afterwards
-    those that the outer batch does not have are forgotten. Stop tokens end nothing here.
+    those that the outer batch does not have are forgotten. Stop tokens end nothing here. What is drawn here shares no
+    noise with the outer batch but the target's: it has a stage and steps of its own.
     """
 
     def __init__(self, context: DrafterContext, *, max_depth: int) -> None:
@@ -33,6 +34,7 @@ class StageBatch:
             device=context.device,
             noise=context.noise,
             ops=context.ops,
+            stage=next(context.stages),
         )
         self.start = torch.ones_like(self.batch.length)  # [B] tokens of the outer batch at the last ``begin``
         self.room = torch.zeros_like(self.start)  # [B] tokens that each row was to gain
@@ -57,7 +59,8 @@ class StageBatch:
         own.tokens.copy_(outer.tokens)
         own.length.copy_(outer.length)
         own.limit.copy_(outer.length + room + spare)
-        own.steps.copy_(outer.steps)
+        # Numbers for D + 1 steps in each of the outer batch: those of a row depend on no neighbour.
+        own.steps.copy_(outer.steps * len(self._index))
         own.finish.zero_()
         own.active.copy_(room > 0)
         self.start.copy_(outer.length)

@@ -5,7 +5,7 @@ B rows, N nodes of an inner draft, D tokens of a chain, V the target's vocabular
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Protocol, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -13,75 +13,34 @@ from torch import Tensor
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.cache import View
+from paceline.core.rejection import verify_by_rejection
 from paceline.core.scores import Scores
 from paceline.core.stats import StageStats, Stats
 from paceline.core.step import StepPlan
-from paceline.core.tree import Draw, Outcome, Resume, Tree, follow
+from paceline.core.tree import Draw, Outcome, Tree, follow
 from paceline.drafters.base import Drafter, DrafterContext, StatelessDrafter
 from paceline.drafters.growing import DraftInput, GrowingDrafter
 from paceline.drafters.stage_batch import StageBatch
-from paceline.models.base import LM, FusedDrafting, LogitsFor, Output, PendingInputs, SharedLayers
-from paceline.models.wrapped import WrappedLM
+from paceline.drafters.staged_lm import INNER_DRAWS, STAGED_DRAWS, StagedLM, staged_draws
+from paceline.models.base import LM, PendingInputs
 
-DRAWS = frozenset({Draw.SHARED, Draw.FIXED})  # draws whose tokens are the draft model's own picks
 LONGEST_MODELLED = 3  # inner draft tokens by default, of an inner drafter that computes each of them
-
-
-class ChainDrafting(Protocol):
-    """As models/base.FusedDrafting.draft_fused, by ``lm``."""
-
-    def __call__(
-        self, lm: LM, batch: Batch, cache: View, pending: PendingInputs, tokens: Tensor, valid: Tensor, *, greedy: bool
-    ) -> bool: ...
-
-
-@final
-class StagedLM(WrappedLM[LM], FusedDrafting):
-    """``lm``, whose chains ``draft_chain`` drafts."""
-
-    def __init__(self, lm: LM, draft_chain: ChainDrafting) -> None:
-        super().__init__(lm)
-        self._draft_chain = draft_chain
-
-    def __call__(
-        self,
-        tree: Tree,
-        cache: View,
-        *,
-        start: int = 0,
-        taps: Sequence[int] = (),
-        logits_for: LogitsFor = LogitsFor.ALL,
-        resume: Resume | None = None,
-    ) -> Output:
-        """As ``lm``."""
-        return self.lm(tree, cache, start=start, taps=taps, logits_for=logits_for, resume=resume)
-
-    def draft_fused(
-        self,
-        batch: Batch,
-        cache: View,
-        pending: PendingInputs,
-        tokens: Tensor,
-        valid: Tensor,
-        *,
-        greedy: bool,
-        shared_layers: SharedLayers | None = None,
-    ) -> bool:
-        if shared_layers is not None or pending.states is not None:
-            return False
-        return self._draft_chain(self.lm, batch, cache, pending, tokens, valid, greedy=greedy)
 
 
 @final
 class StagedDrafter(Drafter):
     """``draft``, a draft model's drafter, whose tokens are drafted by ``inner`` and verified by the draft model.
 
-    The draft model picks as it would alone, with the target's own noise or greedily, and keeps the inner tokens that
-    equal its picks; so the drafts are those of ``draft``, in fewer forwards of its model. ``inner`` may be staged too.
+    Where the draft model picks with the target's own noise or greedily, it picks as it would alone and keeps the inner
+    tokens that equal its picks; so the drafts are those of ``draft``, in fewer forwards of its model. Where it samples
+    from its probabilities (``Draw.IID``), it verifies by rejection with noise of the stage's own: given the tokens
+    before it, each token has the draft model's distribution whatever was drafted for it, and this is what verifiers
+    know of it. ``inner`` may be staged too.
 
     ``num_inner_tokens`` (None: as many as are left of one without a model, else 3) is the longest inner draft.
     ``max_forwards`` (None: one per token on the CPU, where forwards of rows that are done cost nothing, and half as
     many elsewhere) bounds the draft model's forwards per step; a chain that is not complete by then stays shorter.
+    Whether it goes on depends on the tokens that it has, never on those to come, so that it stays lossless.
 
     Raises ValueError for a ``draft`` that is no draft model with chains, and for an ``inner`` that cannot draft for it.
     """
@@ -97,11 +56,13 @@ class StagedDrafter(Drafter):
         num_inner_tokens: int | None = None,
         max_forwards: int | None = None,
     ) -> None:
-        if not draft.nests or draft.inputs != {DraftInput.EMBEDDING} or draft.branches or not draft.draws & DRAWS:
+        reads_tokens = draft.nests and draft.inputs == {DraftInput.EMBEDDING}
+        if not reads_tokens or draft.branches or not draft.draws & STAGED_DRAWS:
             raise ValueError(
                 f"{describe(draft)} cannot be drafted for: give a draft model that drafts chains of its own choices"
             )
-        if not inner.nests or inner.branches or not inner.draws & DRAWS:
+        self.draws = staged_draws(draft.draws, inner.draws)
+        if not inner.nests or inner.branches or not self.draws:
             raise ValueError(
                 f"{describe(inner)} cannot draft for a draft model: give 'ngram', a smaller draft model, or either of "
                 "them staged"
@@ -111,7 +72,7 @@ class StagedDrafter(Drafter):
                 raise ValueError(f"{name}={value}: give at least 1, or None")
         self.draft, self.inner = self.parts = draft, inner
         self.num_inner_tokens, self.max_forwards = num_inner_tokens, max_forwards
-        self.draws, self.origins, self.postpones = draft.draws & DRAWS, draft.origins, draft.postpones
+        self.origins, self.postpones = draft.origins, draft.postpones
         draft.lm = StagedLM(draft.lm, self._draft_chain)
         self._drafts_inner = False  # whether the inner drafter takes part in the step
 
@@ -141,7 +102,8 @@ class StagedDrafter(Drafter):
 
     def start(self, context: DrafterContext) -> None:
         """Start both. Raises what they raise, and ValueError for a draft model with a vocabulary of its own."""
-        self.context = context
+        self.context, self._samples = context, context.draw is Draw.IID
+        self._probs: Tensor | None = None  # [B, D, V] that the tokens of the chain were drawn from
         self.draft.start(context)
         if not self.draft.vocab_map.same_ids:
             raise ValueError("a draft model with token ids of its own cannot be staged: give it alone")
@@ -149,7 +111,8 @@ class StagedDrafter(Drafter):
         self.stage = StageBatch(context, max_depth=depth)
         self.stats = Stats(context.rows, depth, context.device, context.ops)
         self._read = torch.ones_like(self.stage.start)  # [B] tokens that the draft model has read
-        wants = (Draw.FIXED, Draw.SHARED) if context.draw is Draw.FIXED else (Draw.SHARED, Draw.FIXED)
+        self._halves = self.max_forwards is None and context.device.type != "cpu"
+        wants = INNER_DRAWS[context.draw]
         self.inner.start(
             replace(
                 context,
@@ -163,10 +126,13 @@ class StagedDrafter(Drafter):
         )
 
     def begin_step(self, batch: Batch, plan: StepPlan) -> None:
-        """Prepare both; the inner drafter stands by while a row is guided, and where a draft has one token."""
+        """Prepare both; the inner drafter stands by while a row is guided, and where a pick is the draft's only token.
+
+        Samples do not depend on neighbours: where rows may be guided it takes no part in them.
+        """
         self.draft.begin_step(batch, plan)
         depth, guidance = self._inner_depth(plan.num_draft_tokens), self.context.guidance
-        self._drafts_inner = depth > 0 and (guidance is None or not guidance.any)
+        self._drafts_inner = depth > 0 and (guidance is None or not (guidance.any or self._samples))
         if self._drafts_inner or not plan.num_draft_tokens:
             self.inner.begin_step(self.stage.batch, StepPlan(depth, plan.depths))
         else:
@@ -195,7 +161,9 @@ class StagedDrafter(Drafter):
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The draft model's chain."""
-        return self.draft.propose(batch, plan)
+        self._probs = None
+        tree = self.draft.propose(batch, plan)
+        return tree if self._probs is None else replace(tree, probs=self._probs[:, : tree.max_depth])
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Tell the draft model, and rewind all stages to the tokens that were accepted."""
@@ -214,17 +182,20 @@ class StagedDrafter(Drafter):
         self.stats.reset(admission.rows)
 
     def _inner_depth(self, num_draft_tokens: int) -> int:
-        """The longest inner draft where the chain has ``num_draft_tokens``: its last token is the draft model's own."""
+        """The longest inner draft where the chain has ``num_draft_tokens``.
+
+        The last token of picks is the draft model's own. Samples depend on how long inner drafts are, so there a row's
+        own room alone bounds them, and not that of the deepest row.
+        """
         most = self.num_inner_tokens or (
             num_draft_tokens if isinstance(self.inner, StatelessDrafter) else LONGEST_MODELLED
         )
-        return max(0, min(most, num_draft_tokens - 1))
+        return max(0, min(most, num_draft_tokens - (not self._samples)))
 
     def _num_forwards(self, num_draft_tokens: int) -> int:
-        most = self.max_forwards
-        if most is None:
-            most = num_draft_tokens if self.context.device.type == "cpu" else (num_draft_tokens + 1) // 2
-        return min(most, num_draft_tokens)
+        if self._halves:
+            return (num_draft_tokens + 1) // 2
+        return min(self.max_forwards or num_draft_tokens, num_draft_tokens)
 
     def _draft_chain(
         self, lm: LM, batch: Batch, cache: View, pending: PendingInputs, tokens: Tensor, valid: Tensor, *, greedy: bool
@@ -243,20 +214,33 @@ class StagedDrafter(Drafter):
             first = pending if number == 0 else None
             logits = self.draft.vocab_map.target_logits(self._score(lm, inner, view, own, first))
             logits = own.process_tree(logits, inner)
-            picks = own.argmax(logits) if greedy else own.picks(inner, logits)
-            leaf, path, length = follow(inner, inner.tokens == picks.gather(1, inner.parents.clamp(min=0)))
-            outcome = Outcome(path=path, num_committed=length + 1, next=picks.gather(1, leaf[:, None])[:, 0])
+            outcome = self._sample(inner, logits, depth) if self._samples else _pick(own, inner, logits, greedy=greedy)
             outcome = own.extend(inner, outcome, Scores.of(logits))
             view.commit(outcome.num_committed if first is None else outcome.num_committed + first.count.clamp(min=0))
             self.stats.record(inner, outcome)
             self.inner.observe(own, inner, outcome, {})
             stage.rest()
+            if self._halves and self._samples:  # as many forwards as the row would have alone
+                own.active.logical_and_(number + 1 < (stage.room + 1) // 2)
         # The newest token of a chain is not read; a row without one has read its root.
         self._read = stage.start + (stage.num_gained - 1).clamp(min=0)
         found, there = stage.gained(depth)
         tokens[:, 1:] = torch.where(there, found, 0)
         valid[:, 1:] &= there
         return True
+
+    def _sample(self, inner: Tree, logits: Tensor, depth: int) -> Outcome:
+        """Verify ``inner`` by the draft model's ``logits`` [B, N, V], and keep the probabilities of its tokens."""
+        own, gained = self.stage.batch, self.stage.num_gained
+        probs = own.warp(logits).softmax(-1)
+        if self._probs is None:  # a token more, for those that are left over
+            self._probs = probs.new_zeros(len(probs), depth + 1, probs.shape[-1])
+        outcome = verify_by_rejection(inner, probs, own)
+        index = torch.arange(inner.num_nodes, device=probs.device)
+        drawn = (index < outcome.num_committed[:, None]) & own.active[:, None]
+        at = torch.where(drawn, gained[:, None] + index, depth).clamp(max=depth)
+        self._probs.scatter_(1, at[..., None].expand_as(probs), probs)
+        return outcome
 
     def _score(self, lm: LM, inner: Tree, view: View, own: Batch, pending: PendingInputs | None) -> Tensor:
         """Draft logits [B, N, D] at the nodes of ``inner``, after reading the ``pending`` tokens before its root."""
@@ -278,6 +262,13 @@ class StagedDrafter(Drafter):
         assert logits is not None
         at = shift + torch.arange(nodes, device=own.device)
         return logits.gather(1, at[..., None].expand(rows, nodes, logits.shape[-1]))
+
+
+def _pick(own: Batch, inner: Tree, logits: Tensor, *, greedy: bool) -> Outcome:
+    """Verify ``inner`` by the draft model's own picks, from its ``logits`` [B, N, V]."""
+    picks = own.argmax(logits) if greedy else own.picks(inner, logits)
+    leaf, path, length = follow(inner, inner.tokens == picks.gather(1, inner.parents.clamp(min=0)))
+    return Outcome(path=path, num_committed=length + 1, next=picks.gather(1, leaf[:, None])[:, 0])
 
 
 def describe(drafter: Drafter) -> str:

@@ -18,7 +18,7 @@ from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.cache import SlotCache, View
 from paceline.core.context import ContextInput
-from paceline.core.tree import Resume, Tree
+from paceline.core.tree import Draw, Resume, Tree
 
 
 class LogitsFor(Enum):
@@ -149,6 +149,9 @@ class SharedLayers:
 
 class FusedDrafting(ABC):
     """An LM that can also draft several tokens in one call, which is faster than one call per token."""
+
+    # Draws whose tokens it gives. Who makes one that draws by recorded probabilities adds these to the tree.
+    fused_draws: frozenset[Draw] = frozenset({Draw.FIXED, Draw.SHARED})
 
     @abstractmethod
     def draft_fused(

@@ -65,6 +65,8 @@ class GuidedLM(WrappedLM[LM], FusedDrafting):
     def __init__(self, lm: LM, state: GuidanceState) -> None:
         super().__init__(lm)
         self.state = state
+        if isinstance(lm, FusedDrafting):
+            self.fused_draws = lm.fused_draws
 
     @property
     def slot_bytes(self) -> int:

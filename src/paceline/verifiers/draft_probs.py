@@ -32,22 +32,6 @@ def masked(tree: Tree, scores: Scores) -> Tree:
     return replace(tree, probs=probs)
 
 
-def child_draft_probs(tree: Tree, like: Tensor) -> Tensor:
-    """The distribution that the child of each node of a chain was drawn from [B, N, V]; 0 without a valid child.
-
-    In the precision of ``like``; the distribution of a fixed choice is one-hot.
-    """
-    pad = torch.nn.functional.pad
-    index, token, valid = (pad(field[:, 1:], (0, 1)) for field in (tree.source, tree.tokens, tree.valid))
-    if tree.probs is None or tree.num_nodes == 1:
-        probs = torch.zeros(*token.shape, like.shape[-1], dtype=like.dtype, device=like.device)
-    else:
-        rows = torch.arange(len(token), device=token.device)[:, None]
-        probs = tree.probs[rows, index.clamp(min=0)].to(like.dtype)
-        probs.mul_((valid & (index >= 0))[..., None])
-    return probs.scatter_add_(-1, token[..., None], (valid & (index < 0)).to(like.dtype)[..., None])
-
-
 def draft_probs_of(tree: Tree, node: int, like: Tensor) -> Tensor:
     """The distribution [B, V] that ``node`` was drawn from, in the precision of ``like``; one-hot for a fixed choice.
 

@@ -9,9 +9,10 @@ import torch
 
 from paceline.core.batch import Batch
 from paceline.core.noise import Stream
+from paceline.core.rejection import child_draft_probs
 from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree, follow
-from paceline.verifiers.draft_probs import child_draft_probs, follow_picks, masked
+from paceline.verifiers.draft_probs import follow_picks, masked
 
 
 @final

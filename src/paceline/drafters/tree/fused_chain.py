@@ -13,8 +13,6 @@ from paceline.drafters.base import DrafterContext
 from paceline.drafters.tree.base import GrownTree, TreeGrower
 from paceline.drafters.tree.topology import TopologyGrower
 
-FUSED_DRAWS = frozenset({Draw.FIXED, Draw.SHARED})  # draws that need no noise but the target's
-
 
 class ChainDrafter(Protocol):
     """Fills a chain that begins with the root, and returns False if it cannot; see models/base.FusedDrafting."""
@@ -26,7 +24,8 @@ class ChainDrafter(Protocol):
 class FusedChain:
     """Drafts the chains of ``grower`` without scoring node by node.
 
-    Tokens are the batch's own picks, or the likeliest if ``greedy``.
+    Tokens are the likeliest if ``greedy``, else as the model draws them: the batch's own picks where nothing else is
+    agreed on.
     """
 
     def __init__(self, grower: TopologyGrower, *, greedy: bool) -> None:
@@ -46,8 +45,8 @@ class FusedChain:
         )
 
 
-def fused_chain(grower: TreeGrower, context: DrafterContext) -> FusedChain | None:
-    """Drafts the trees of ``grower`` in one call; None if they are no chains of tokens that the model can pick."""
+def fused_chain(grower: TreeGrower, context: DrafterContext, draws: frozenset[Draw]) -> FusedChain | None:
+    """Drafts the trees of ``grower`` in one call; None if they are no chains, or the model does not draw tokens so."""
     if not isinstance(grower, TopologyGrower) or not grower.topology.chain or grower.topology.max_depth == 0:
         return None
-    return FusedChain(grower, greedy=context.draw is Draw.FIXED) if context.draw in FUSED_DRAWS else None
+    return FusedChain(grower, greedy=context.draw is Draw.FIXED) if context.draw in draws else None
