@@ -17,8 +17,10 @@ def executable(path, text):
     return path
 
 
-def vllm_python(folder, version="0.0.1"):
+def vllm_python(folder, version="0.0.1", arctic=None):
     """Answers the probe and the worker's orders; started.jsonl beside it gets the engine's settings.
+
+    ``arctic`` is its version of arctic-inference.
 
     Every text has three drafts, two of them with two tokens accepted.
     """
@@ -27,7 +29,7 @@ def vllm_python(folder, version="0.0.1"):
         f"""
         import json, os, pathlib, sys
         if sys.argv[1] == "-c":
-            print(json.dumps({{"version": {version!r}, "preload": []}}))
+            print(json.dumps({{"version": {version!r}, "arctic_inference": {arctic!r}, "preload": []}}))
             sys.exit()
         engine = json.loads(sys.argv[2])
         threads = {{name: os.environ[name] for name in ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")}}

@@ -196,6 +196,19 @@ def test_vllm_is_given_our_terms(tmp_path, setting):
     assert lookup["speculative_config"]["method"] == "ngram"
 
 
+def test_suffixes_are_of_this_text_unless_outputs_are_remembered(tmp_path, setting):
+    """With vLLM's default, every repeat would copy the last one's outputs."""
+    peer = vllm_module.find(vllm_python(tmp_path / "vllm", arctic="0.3.0"), setting)
+    assert peer.ways.drafting == ("vllm-draft", "vllm-lookup", "vllm-suffix", "vllm-suffix-remembering")
+    for way in peer.ways.drafting[2:]:
+        made = peer.decoding("peer", cell(way, 5, 2), prompts=PROMPTS, seed=0)
+        assert made.run().tokens == tuple(tuple(range(p[-1] + 1, p[-1] + 7)) for p in PROMPTS)
+    peer.close()
+    forgetting, remembering = (line["speculative_config"] for line in lines(tmp_path / "vllm" / "started.jsonl"))
+    assert remembering == {"method": "suffix", "num_speculative_tokens": 5}
+    assert forgetting == {**remembering, "suffix_decoding_max_cached_requests": 0}
+
+
 def test_llama_cpp_is_given_our_terms(tmp_path, setting):
     peer = llama(tmp_path, setting)
     for way, k in ((peer.ways.plain, 0), ("llama.cpp-draft", 3), ("llama.cpp-draft-confident", 3)):
@@ -208,6 +221,17 @@ def test_llama_cpp_is_given_our_terms(tmp_path, setting):
     target, draft = lines(tmp_path / "llama" / "converted.jsonl")  # once each
     assert target["words"][:3] == [str(pair().target), "--outtype", "f32"] and draft["words"][0] == str(pair().draft)
     assert target["splitting"] == "gpt-2" and target["pieces"] == "none"
+
+
+@pytest.mark.parametrize(("num_draft_tokens", "ngram"), [(1, 1), (2, 2), (8, 3)])
+def test_a_lookup_of_llama_cpp_is_no_longer_than_its_draft(tmp_path, setting, num_draft_tokens, ngram):
+    """Its server drops drafts that are shorter than what must have occurred."""
+    peer = llama(tmp_path, setting)
+    peer.decoding("peer", cell("llama.cpp-lookup", num_draft_tokens), prompts=PROMPTS, seed=0)
+    peer.close()
+    (words,) = map(" ".join, lines(tmp_path / "llama" / "started.jsonl"))
+    sizes = f"--spec-ngram-simple-size-n {ngram} --spec-ngram-simple-size-m {num_draft_tokens}"
+    assert f"--spec-type ngram-simple {sizes}" in words
 
 
 def test_a_converter_that_fails_is_quoted(tmp_path, setting):
@@ -291,10 +315,13 @@ def test_what_is_not_there_is_missing_with_the_way_to_it(tmp_path, setting):
 def test_peers_are_found_by_name(tmp_path, setting):
     places = dict(vllm_python=vllm_python(tmp_path / "vllm"), llama_cpp_folder=None)
     found = find_peers(PEERS, setting, **places)
-    assert [peer.name for peer in found] == list(PEERS)
-    assert [isinstance(peer, PeerUnavailable) for peer in found] == [False, False, True]
+    assert [peer.name for peer in found] == ["transformers", "vllm", "vllm-suffix", "llama.cpp"]
+    assert [isinstance(peer, PeerUnavailable) for peer in found] == [False, False, True, True]
+    assert "has no arctic-inference, which vLLM's method suffix needs; install it as" in found[2].reason
     assert found[1].version == "0.0.1" and llama(tmp_path, setting).version == "17 (abc)"
-    assert [peer.name for peer in find_peers(["vllm"], setting, **places)] == ["vllm"]
+    places["vllm_python"] = vllm_python(tmp_path / "whole", arctic="0.3.0")
+    (whole,) = find_peers(["vllm"], setting, **places)
+    assert whole.version == "0.0.1 with arctic-inference 0.3.0"
     with pytest.raises(ValueError, match="unknown peer sglang; known: transformers, vllm"):
         find_peers(["sglang"], setting, **places)
 
@@ -325,3 +352,7 @@ def test_who_took_part_is_kept_and_versions_do_not_mix(tmp_path, setting):
     with pytest.raises(ValueError, match=r"holds figures of vllm 0\.0\.1, and here is 0\.0\.2; give another --output"):
         keep_peers([newer], raw=raw, run="a")
     keep_peers([newer], raw=raw, run="b")
+    keep_peers([newer, PeerUnavailable(name="vllm-suffix", reason="install it")], raw=raw, run="b")
+    assert [line.name for line in missing_of(raw.records)] == ["vllm-suffix"]
+    raw.append({"kind": "cell", "run": "c", "cell": {"drafter": "vllm-suffix"}})
+    assert missing_of(raw.records) == []

@@ -164,6 +164,7 @@ def test_programs_are_peers_and_missing_ones_are_reported(raw, programs, capsys)
     assert [(line["peer"], line["version"] is None) for line in lines if line["kind"] == "peer"] == [
         ("transformers", False),
         ("vllm", False),
+        ("vllm-suffix", True),
         ("llama.cpp", True),
     ]
     comparisons = [line["pair"] for line in lines if line["kind"] == "head-to-head"]
@@ -171,6 +172,7 @@ def test_programs_are_peers_and_missing_ones_are_reported(raw, programs, capsys)
     assert met.count(("plain", "vllm")) == 2 and met.count(("ngram", "vllm-")) == 2
     out, before = capsys.readouterr().out, raw.read_bytes()
     assert "llama.cpp is missing: build it as docs/benchmarks.md says and give --llama-cpp DIR" in out
+    assert "has no arctic-inference" in out
     page = raw.with_suffix(".html").read_text()
     assert "<li>vllm 0.0.1</li>" in page and "<li>llama.cpp is missing: build it as" in page
     assert bench(raw, *options) == 0 and raw.read_bytes() == before

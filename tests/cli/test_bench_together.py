@@ -73,6 +73,29 @@ def test_one_run_pairs_ours_and_the_peers(raw, programs, tmp_path, capsys):
     assert raw.read_bytes() == before
 
 
+def test_several_drafters_and_options_are_one_side(raw, capsys):
+    names = ("auto", "copy+suffix:max_tokens=0", "ngram")
+    assert bench(raw, "--k", "2", *(word for name in names for word in ("--drafter", name))) == 0
+    assert ways_of(raw) == [("plain", 0), *((name, 2) for name in ("model", *names))]
+    for name, message in (("copy+oracle", "known here are copy"), ("suffix:tokens=0", "has no option 'tokens'")):
+        assert bench(raw, "--k", "2", "--drafter", name) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_suffixes_of_ours_and_of_vllm_are_paired(raw, programs, tmp_path, capsys):
+    options = ("--drafter", "suffix:max_tokens=0", "--k", "2", "--peer", "vllm", "--peer-k", "vllm-draft=none")
+    assert bench(raw, *options, "--peer-k", "vllm-suffix=4") == 0
+    assert "vllm-suffix is missing" in capsys.readouterr().out
+    vllm_python(tmp_path / "vllm", arctic="0.3.0")
+    assert bench(raw, *options, "--peer-k", "vllm-suffix=4") == 2
+    assert "figures of vllm 0.0.1, and here is 0.0.1 with arctic-inference 0.3.0" in capsys.readouterr().err
+    raw = raw.with_name("other.jsonl")
+    assert bench(raw, *options, "--peer-k", "vllm-suffix=4", "--peer-k", "vllm-suffix-remembering=none") == 0
+    ours = [("plain", 0), ("model", 2), ("suffix:max_tokens=0", 2)]
+    assert ways_of(raw) == [*ours, ("vllm", 0), ("vllm-lookup", 2), ("vllm-suffix", 4)]
+    assert "missing" not in capsys.readouterr().out
+
+
 def test_a_peer_that_dies_is_reported_and_the_rest_is_measured(raw, programs, tmp_path, capsys):
     deadly = tmp_path / "deadly.jsonl"
     deadly.write_text(f'{{"tokens": [5, 6]}}\n{{"tokens": [{DEADLY % VOCAB}, 6]}}\n')

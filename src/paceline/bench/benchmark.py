@@ -57,7 +57,10 @@ def add_peers(
     check_peer_counts(
         axes.peer_counts,
         known=[way for peer in axes.peers for way in (peer.plain, *peer.drafting)],
-        missing=[name for name in PEERS if name not in [peer.name for peer in bench.peers]],
+        missing=[
+            *(name for name in PEERS if name not in [peer.name for peer in bench.peers]),
+            *(peer.name for peer in found if isinstance(peer, PeerUnavailable)),
+        ],
     )
     if together:
         check_programs(axes)

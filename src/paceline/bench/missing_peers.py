@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from paceline.bench.peers.base import Peer, PeerUnavailable
-from paceline.bench.raw import FAILURE, PEER, RUN, RawFile, Record
+from paceline.bench.raw import CELL, FAILURE, PEER, RUN, RawFile, Record
 from paceline.bench.sweep import on_set
 
 
@@ -66,9 +66,10 @@ def peers_of(records: Iterable[Record]) -> list[Presence]:
 
 
 def missing_of(records: Sequence[Record]) -> list[Presence]:
-    """The peers that no run of the file had."""
+    """The peers, and ways of peers, that no run of the file had."""
     lines = peers_of(records)
     there = {line.name for line in lines if line.missing is None}
+    there |= {record["cell"]["drafter"] for record in records if record["kind"] == CELL}
     return list({line.name: line for line in lines if line.name not in there}.values())
 
 

@@ -12,6 +12,7 @@ import torch
 from paceline.api import Loaded
 from paceline.api.drafter_like import DrafterLike
 from paceline.api.loading import runnable
+from paceline.bench.drafter_names import drafters_of
 from paceline.bench.generation import decoding
 from paceline.bench.instruction_sets import check_kernel, check_runs, within
 from paceline.bench.limits import rates_beside
@@ -104,7 +105,10 @@ class ModelBench:
     def _drafter(self, cell: Cell) -> DrafterLike:
         num_nodes, draft = nodes_of(cell.drafter), self._models(cell).draft
         if num_nodes is None:
-            return draft if cell.drafter == MODEL else self.heads.get(cell.drafter, cell.drafter)
+            if cell.drafter in self.heads:
+                return self.heads[cell.drafter]
+            listed = drafters_of(cell.drafter, [*DRAFTERS, MODEL])
+            return draft if cell.drafter == MODEL else listed if len(listed) > 1 else cell.drafter
         assert draft is not None
         shape = shape_of(num_nodes, cell.num_draft_tokens)
         return DRAFTERS.find("model")(lm=runnable(draft), shape=shape)

@@ -28,8 +28,9 @@ class CellOptions:
     """What is combined."""
 
     drafters: Annotated[tuple[str, ...], Parameter(name="--drafter")] = ()
-    """Drafter by name, FILE.py:NAME for one of your own, or the directory of a draft head; may be repeated. The draft
-    model, called model, and ngram by default."""
+    """Drafter by name, with options if wanted (suffix:max_tokens=0), auto, several that take turns (copy+suffix),
+    FILE.py:NAME for one of your own, or the directory of a draft head; may be repeated. The draft model, called model,
+    and ngram by default."""
     num_draft_tokens: Annotated[str | None, Parameter(name="--k")] = None
     """Draft tokens per step, such as 1,2,4 or 1-8."""
     batch_sizes: Annotated[str, Parameter(name="--batch")] = "1"
@@ -54,8 +55,8 @@ class CellOptions:
 
         Raises ValueError for options that contradict each other.
         """
-        from paceline.api.drafter_files import is_drafter_file, read_drafter_file
         from paceline.bench.benchmark import find_heads
+        from paceline.bench.drafter_names import drafters_of
         from paceline.bench.sweep import Axes
         from paceline.bench.trees import MODEL, read_trees
         from paceline.draft_heads import DRAFT_HEADS
@@ -76,9 +77,7 @@ class CellOptions:
         ]
         known = [*named, *([MODEL] if drafts else []), *heads]
         for name in drafters:
-            if name not in known and not (is_drafter_file(name) and read_drafter_file(name)):
-                more = "model needs --draft DIR; a draft head is given by its directory, yours by FILE.py:NAME"
-                raise ValueError(f"--drafter {name}: known here are {', '.join(known)}; {more}")
+            drafters_of(name, known)
         temperatures = read_numbers(self.temperatures, option="--temperature", such_as="0,0.8")
         lengths, tokens = (GRID_DRAFT_TOKENS, GRID_MAX_TOKENS) if self.grid else (DRAFT_TOKENS, MAX_TOKENS)
         return Axes(
@@ -136,7 +135,7 @@ class PeerOptions:
         for peer in found:
             if isinstance(peer, PeerUnavailable) and peer.name in self.peer:
                 raise ValueError(f"--peer {peer.name} is missing: {peer.reason}")
-        return found
+        return [peer for peer in found if peer.name not in left_out]
 
 
 @Parameter(name="*", group=PROMPTS)

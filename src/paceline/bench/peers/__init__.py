@@ -24,6 +24,7 @@ def find_peers(
 ) -> list[Peer | PeerUnavailable]:
     """Those of PEERS that ``names`` names, found or missing, in the order of PEERS. Loads no model.
 
+    A peer that is there is followed by those of its ways that are missing.
     Of the programs of each, ``num_open`` are held open at most: a further one ends the oldest.
     Raises ValueError for a name that is none of them.
     """
@@ -34,7 +35,8 @@ def find_peers(
     if TRANSFORMERS in names:
         found.append(Transformers(setting=setting))
     if vllm.VLLM in names:
-        found.append(vllm.find(vllm_python, setting, num_open=num_open))
+        peer = vllm.find(vllm_python, setting, num_open=num_open)
+        found += [peer] if isinstance(peer, PeerUnavailable) else [peer, *vllm.missing_ways(peer)]
     if llama_cpp.LLAMA_CPP in names:
         found.append(llama_cpp.find(llama_cpp_folder, setting, num_open=num_open))
     return found

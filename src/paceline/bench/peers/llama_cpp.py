@@ -31,7 +31,7 @@ PLAIN, DRAFT, CONFIDENT, LOOKUP = LLAMA_CPP, "llama.cpp-draft", "llama.cpp-draft
 VARIABLE: Final = "PACELINE_LLAMA_CPP"
 HOW_TO: Final = f"build it as docs/benchmarks.md says and give --llama-cpp DIR, or set {VARIABLE}"
 CONFIDENCE: Final = "0.75"  # what a draft token's probability must reach, in the confident way
-NGRAM: Final = "3"  # tokens that must have occurred before
+NGRAM: Final = 3  # tokens that must have occurred before
 BLOCK: Final = 256  # the server rounds the length of a text up to a multiple
 TYPES: Final = {"torch.bfloat16": "bf16", "torch.float16": "f16", "torch.float32": "f32"}
 WRITER: Final = Path(__file__).with_name("scripts") / "write_gguf.py"
@@ -72,7 +72,6 @@ class LlamaCpp(ProgramPeer[Server]):
 
     plain: ClassVar[str] = PLAIN
     drafts: ClassVar[tuple[str, ...]] = (DRAFT, CONFIDENT)
-    lookup: ClassVar[str] = LOOKUP
 
     folder: Path
     cache: Path
@@ -113,7 +112,8 @@ class LlamaCpp(ProgramPeer[Server]):
             command += ["--spec-draft-n-max", str(num_draft_tokens), "--threads-draft", threads]
             command += ["--spec-draft-p-min", CONFIDENCE if way == CONFIDENT else "0"]
         elif way == LOOKUP:
-            command += ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", NGRAM]
+            # It drops drafts that are shorter than what must have occurred: a longer one would never draft.
+            command += ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", str(min(NGRAM, num_draft_tokens))]
             command += ["--spec-ngram-simple-size-m", str(num_draft_tokens)]
         return start_server(way, command)
 
@@ -199,6 +199,7 @@ def find(folder: Path | None, setting: PeerSettings, *, num_open: int = 1) -> Ll
         folder=folder,
         setting=setting,
         version=version.removeprefix("version: "),
+        copies=(LOOKUP,),
         cache=cache_folder() / "gguf",
         programs=ProgramPool(num_open),
     )

