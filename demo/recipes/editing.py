@@ -46,7 +46,7 @@ class Stage:
     num_edits: int
 
 
-STAGES = (Stage("short", 120, 6, 256, SHORT, 4000), Stage("full", 50, 4, 560, FULL, 2000))
+STAGES = (Stage("short", 300, 6, 256, SHORT, 4000), Stage("full", 500, 4, 560, FULL, 4000))
 NUM_HELD_OUT = 8  # edits of each task in a validation
 RUN = LoopConfig(
     schedule=ScheduleSection(steps=sum(stage.steps for stage in STAGES), warmup=30),
