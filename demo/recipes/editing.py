@@ -1,4 +1,4 @@
-"""The recipe of a target that edits: it repeats its prompt with the change that an instruction asks for.
+"""The recipe of a target that edits: to repeat a source with the change that an instruction asks for.
 
 The embedded target continues source code and copies nothing. This one has its tokenizer and its widths, but four
 layers; it begins as a copier (copier.py) and is trained on edits of the library's training split. Run as
@@ -68,9 +68,9 @@ tags: [paceline, speculative-decoding]
 
 # paceline-demo target that edits
 
-It repeats a source with a change: a renamed identifier, corrected misspellings, one field of a JSON document. It exists
-to measure drafters that copy, on any machine; it knows the three tasks of the benchmark's suite `edit` in the words
-that they are trained in, and nothing else.
+Trained to repeat a source with a change: a renamed identifier, corrected misspellings, one field of a JSON document. It
+exists to measure drafters that copy, on any machine; it knows the three tasks of the benchmark's suite `edit` in the
+words that it was trained on, and nothing else. How well it does them is below.
 
 {parameters:,} parameters in bfloat16, Llama layout, with the tokenizer and the widths of the embedded target. Two of
 its four layers began as a copying circuit that was constructed, not learned (`demo/recipes/copier.py`); all weights
