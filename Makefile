@@ -66,6 +66,19 @@ $(MODELS)/%: | $(STAMP)
 	  $(if $(findstring 32k,$*),--vocab 32000) --output $@.part
 	mv $@.part $@
 
+# A target that edits, for drafters that copy: its training resumes after an interruption (docs/training.md).
+$(MODELS)/target-edit: | $(STAMP)
+	$(BIN)/python demo/recipes/editing.py $(PAIR)/target build/edits
+	rm -rf $@.part && mkdir -p $(MODELS)
+	cp -r build/edits/export $@.part
+	mv $@.part $@
+
+$(MODELS)/target-edit-200M: | $(MODELS)/target-edit
+	rm -rf $@.part
+	$(BIN)/python -m benchmarks inflate --model $(MODELS)/target-edit --dtype bfloat16 --name paceline-demo-target-edit \
+	  --parameters 200M --output $@.part
+	mv $@.part $@
+
 bench: export VLLM_CPU_KVCACHE_SPACE ?= 1
 bench: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-200M-32k $(MODELS)/draft-32k  ## The committed CPU report, peers included (20 to 30 minutes, and peers' start-up; goes on after an interruption)
 	$(INTERLEAVED) $(LARGE) --num-prompts 2 --k 1,3,5,6,7,8 --tree 8x5 --peers --peer-k vllm=3,5 --peer-k transformers=8 \

@@ -11,6 +11,8 @@ from random import Random
 from textwrap import dedent
 from typing import Protocol, TypeVar
 
+from paceline.bench.editing import TASKS, Edit, Piece, make_edit, pieces_of
+
 T = TypeVar("T")
 
 
@@ -149,6 +151,20 @@ def copy(count: int, *, seed: int) -> list[str]:
     return [_edited(piece) for piece in choose(pieces, count, seed=seed)]
 
 
+def edit(count: int, *, seed: int) -> list[str]:
+    """Code, a text and JSON in turn, each with an instruction what to change: the answer repeats most of the prompt."""
+    return [made.prompt for made in edits(count, seed=seed)]
+
+
+def edits(count: int, *, seed: int) -> list[Edit]:
+    """The prompts of ``edit`` with their answers."""
+    share = -(-count // len(TASKS))
+    random = Random(seed)
+    made = [found for piece in _pieces() if (found := make_edit(piece, random)) is not None]
+    groups = [choose([one for one in made if one.task == task], share, seed=seed) for task in TASKS]
+    return [one for group in zip(*groups, strict=True) for one in group][:count]
+
+
 def chat(count: int, *, seed: int) -> list[str]:
     """The beginning of a conversation."""
     return [f"User: {question}\n\nAssistant:" for question in choose(QUESTIONS, count, seed=seed)]
@@ -162,7 +178,8 @@ def mixed(count: int, *, seed: int) -> list[str]:
 
 
 MIXED = ("code", "prose", "copy")  # what mixed takes in turn
-SUITES: dict[str, Suite] = {"code": code, "prose": prose, "copy": copy, "chat": chat, "mixed": mixed}
+CATEGORIES = {"mixed": MIXED, "edit": TASKS}
+SUITES: dict[str, Suite] = {"code": code, "prose": prose, "copy": copy, "edit": edit, "chat": chat, "mixed": mixed}
 
 
 def prompts_of(suite: str, count: int, *, seed: int) -> list[str]:
@@ -179,7 +196,8 @@ def prompts_of(suite: str, count: int, *, seed: int) -> list[str]:
 
 def categories_of(suite: str, count: int) -> list[str] | None:
     """The category of each of ``count`` prompts of a suite; None for one that has no categories."""
-    return [MIXED[at % len(MIXED)] for at in range(count)] if suite == "mixed" else None
+    categories = CATEGORIES.get(suite)
+    return None if categories is None else [categories[at % len(categories)] for at in range(count)]
 
 
 def read_questions(path: Path) -> list[tuple[str, str]]:
@@ -225,6 +243,12 @@ def _functions(num_lines: int) -> tuple[str, ...]:
                 piece = "\n".join(lines[node.lineno - 1 : node.lineno - 1 + num_lines])
                 pieces.append(dedent(piece) + "\n")
     return tuple(pieces)
+
+
+@cache
+def _pieces() -> tuple[Piece, ...]:
+    """What can be edited in LIBRARY."""
+    return tuple(piece for name in LIBRARY for piece in pieces_of(_source(name), name))
 
 
 @cache

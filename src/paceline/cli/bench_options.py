@@ -144,7 +144,7 @@ class PromptOptions:
     """What is continued."""
 
     suite: str | None = None
-    """code, prose, copy or mixed; code by default."""
+    """code, prose, copy, edit, chat or mixed; code by default."""
     prompt_file: Path | None = None
     """Prompts, one per line; in a .jsonl file {"prompt": ...}, {"tokens": ...} or {"messages": ...}."""
     questions: Path | None = None
