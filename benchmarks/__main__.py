@@ -8,6 +8,7 @@ from cyclopts import App, CycloptsError
 STUDIES = {
     "controller": "benchmarks.controller:ControllerStudy",
     "batched": "benchmarks.batched:Batched",
+    "drafters": "benchmarks.drafters:DrafterStudy",
     "divergence": "benchmarks.divergence_rate:DivergenceRate",
     "endurance": "benchmarks.endurance:Endurance",
     "gpu": "benchmarks.gpu:Gpu",

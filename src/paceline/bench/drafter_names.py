@@ -11,6 +11,11 @@ from paceline.drafters import DRAFTERS
 JOINT: Final = "+"  # between the drafters of a list
 
 
+def chooses_lengths(text: str) -> bool:
+    """Whether what ``text`` names chooses its draft lengths itself, in every step: "auto" and lists do."""
+    return text == AUTO or (JOINT in text and not is_drafter_file(text))
+
+
 def drafters_of(text: str, known: Collection[str]) -> list[str]:
     """The drafters that ``text`` lists, such as "copy+suffix:max_tokens=0"; one if it is no list.
 

@@ -88,7 +88,8 @@ class Ways:
 class Axes:
     """What is combined: our ``drafters`` and all ways of our ``peers`` with everything else.
 
-    ``trees`` are drafters that are tried with one depth alone, as pairs of name and depth. ``peer_counts`` has the
+    ``trees`` are drafters that are tried with one depth alone, as pairs of name and depth: trees, and those that choose
+    their lengths, up to that depth. ``peer_counts`` has the
     draft lengths of a peer's way, or of all ways of a peer, where they are not ``num_draft_tokens``; none leaves a way
     out. ``top_p`` is that of the temperatures above 0. ``isas`` are the instruction sets that our drafters are tried
     on; peers run on one alone.

@@ -12,7 +12,7 @@ import torch
 from paceline.api import Loaded
 from paceline.api.drafter_like import DrafterLike
 from paceline.api.loading import runnable
-from paceline.bench.drafter_names import drafters_of
+from paceline.bench.drafter_names import chooses_lengths, drafters_of
 from paceline.bench.generation import decoding
 from paceline.bench.instruction_sets import check_kernel, check_runs, within
 from paceline.bench.limits import rates_beside
@@ -114,6 +114,7 @@ class ModelBench:
         return DRAFTERS.find("model")(lm=runnable(draft), shape=shape)
 
     def _decoding(self, name: str, cell: Cell, *, drafts: bool) -> Configuration:
+        count = "auto" if chooses_lengths(cell.drafter) else cell.num_draft_tokens
         with within(cell.isa):
             made = decoding(
                 name,
@@ -121,7 +122,7 @@ class ModelBench:
                 prompts=self.prompts,
                 num_tokens=cell.max_tokens,
                 drafter=self._drafter(cell) if drafts else None,
-                num_draft_tokens=cell.num_draft_tokens if drafts else 0,
+                num_draft_tokens=count if drafts else 0,
                 batch_size=cell.batch_size,
                 temperature=cell.temperature,
                 top_p=cell.top_p,

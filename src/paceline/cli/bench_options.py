@@ -56,11 +56,12 @@ class CellOptions:
         Raises ValueError for options that contradict each other.
         """
         from paceline.bench.benchmark import find_heads
-        from paceline.bench.drafter_names import drafters_of
+        from paceline.bench.drafter_names import chooses_lengths, drafters_of
         from paceline.bench.sweep import Axes
         from paceline.bench.trees import MODEL, read_trees
         from paceline.draft_heads import DRAFT_HEADS
         from paceline.drafters import DRAFTERS
+        from paceline.engine.copy_plans import MAX_COPIED_TOKENS
 
         if self.grid and (self.num_draft_tokens is not None or self.max_tokens is not None):
             raise ValueError("--grid with --k or --max-tokens: the grid sets both; leave them out, or --grid")
@@ -78,16 +79,17 @@ class CellOptions:
         known = [*named, *([MODEL] if drafts else []), *heads]
         for name in drafters:
             drafters_of(name, known)
+        once = [(name, MAX_COPIED_TOKENS) for name in dict.fromkeys(drafters) if chooses_lengths(name)]
         temperatures = read_numbers(self.temperatures, option="--temperature", such_as="0,0.8")
         lengths, tokens = (GRID_DRAFT_TOKENS, GRID_MAX_TOKENS) if self.grid else (DRAFT_TOKENS, MAX_TOKENS)
         return Axes(
-            drafters=list(dict.fromkeys(drafters)),
+            drafters=[name for name in dict.fromkeys(drafters) if not chooses_lengths(name)],
             num_draft_tokens=read_counts(self.num_draft_tokens or lengths, option="--k"),
             batch_sizes=read_counts(self.batch_sizes, option="--batch"),
             temperatures=list(dict.fromkeys(temperatures)),
             max_tokens=read_counts(self.max_tokens or tokens, option="--max-tokens"),
             top_p=self.top_p,
-            trees=[] if self.trees is None else read_trees(self.trees),
+            trees=[*once, *([] if self.trees is None else read_trees(self.trees))],
             isas=isas,
         )
 
