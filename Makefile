@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads clean
+.PHONY: demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads clean
 
 $(RUNS): pyproject.toml constraints.txt demo/pyproject.toml
 	@echo "Installing Paceline, PyTorch and the embedded models into $(VENV): about a minute, and what is to be downloaded"
@@ -125,6 +125,14 @@ bench-controller: $(STAMP) $(MODELS)/target-200M  ## The controller beside fixed
 	  --repeats 2 --output $(REPORTS)/controller-ngram.jsonl
 	$(STUDY) --target $(MODELS)/target-200M --drafters model --drafters ngram --suites code --suites chat --temperatures 0 \
 	  --batch 1 --batch 4 --max-tokens 48 --num-parts 2 --repeats 2 --output $(REPORTS)/controller-200M.jsonl
+
+DRAFTERS := $(BIN)/python -m benchmarks drafters --draft $(PAIR)/draft --processor-time
+
+bench-drafters: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-edit-200M  ## All drafters on four suites, on the machine's best kernel and on AVX2's (about 40 minutes; goes on after an interruption)
+	$(DRAFTERS) --target $(MODELS)/target-200M --output $(REPORTS)/drafters.jsonl
+	$(DRAFTERS) --target $(MODELS)/target-edit-200M --suites edit --max-tokens 128 --output $(REPORTS)/drafters.jsonl
+	$(AVX2) $(DRAFTERS) --target $(MODELS)/target-200M --output $(REPORTS)/drafters-avx2.jsonl
+	$(AVX2) $(DRAFTERS) --target $(MODELS)/target-edit-200M --suites edit --max-tokens 128 --output $(REPORTS)/drafters-avx2.jsonl
 
 bench-gpu: $(STAMP)  ## A target of 8 billion parameters made on a GPU: plain beside its bandwidth, drafted beside transformers
 	$(BIN)/python -m benchmarks gpu --output docs/benchmarks/gpu.jsonl

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
+from statistics import median
 from typing import Annotated, Any, ClassVar
 
+from benchmarks.decoders import longest
 from benchmarks.even_decoding import decode_evenly
 from benchmarks.study import (
     Draft,
@@ -42,7 +44,6 @@ from paceline.core.stats import Summary
 from paceline.kernels.cpu.instruction_set import current_set
 
 PLAIN, CONTROL, TOGETHER = "plain", "control", "all suites"
-LONGEST_PROMPT = 640
 MIXTURES = ("auto", "auto + model")
 COPYING = ("ngram", "suffix", "copy")
 
@@ -70,6 +71,7 @@ class Line:
     speedup: Estimate
     of_best: Estimate | None  # its speed over that of the best single drafter; of mixtures
     summary: Summary
+    drafting: float  # share of the steps' time
     control: float  # plain decoding over itself
     void: bool
 
@@ -105,9 +107,11 @@ def measure(
     """Put into ``raw`` what it lacks of ``cells``."""
     for cell, identity in missing(raw, cells, run_cells("drafters", run), say):
         prompts = [encode(target, text) for text in prompts_of(cell.suite, max(num_prompts, cell.batch_size), seed=0)]
+        length = longest(prompts) + cell.max_tokens
         sides: dict[str, DrafterLike] = {PLAIN: None, **drafters, CONTROL: None}
         taken: dict[str, list[list[float]]] = {name: [] for name in sides}
         summaries: dict[str, Summary] = {}
+        drafting: dict[str, list[float]] = {name: [] for name in sides}  # shares, of each part
         for repeat in range(-1, timing.repeats):  # the first is a warm-up
             summaries.clear()
             for name in sides:
@@ -115,7 +119,7 @@ def measure(
             for at in range(0, len(prompts), cell.batch_size):
                 order = list(sides) if (repeat + at) % 2 == 0 else list(reversed(sides))
                 done = decode_evenly(
-                    {name: partial(_engine, cell, target, sides[name]) for name in order},
+                    {name: partial(_engine, cell, target, sides[name], length) for name in order},
                     prompts[at : at + cell.batch_size],
                     [SamplingParams(max_tokens=cell.max_tokens, temperature=0.0, ignore_eos=True)] * cell.batch_size,
                     clock=timing.clock,
@@ -125,15 +129,17 @@ def measure(
                     raise RuntimeError(f"{cell.name}: {', '.join(different)} wrote other tokens; please report it")
                 for name, one in done.items():
                     taken[name][-1].append(one.seconds)
+                    drafting[name].append(one.drafting)
                     summaries[name] = summaries[name] + one.summary if name in summaries else one.summary
         taken = {name: repeats[1:] for name, repeats in taken.items()}
         void = is_void([pooled_ratio(flat(taken[PLAIN]), flat(taken[CONTROL])).value])
         counted = {name: _record(summary) for name, summary in summaries.items()}
-        raw.append({**identity, "void": void, "seconds": taken, "summaries": counted})
+        shares = {name: median(parts) for name, parts in drafting.items()}
+        raw.append({**identity, "void": void, "seconds": taken, "summaries": counted, "drafting": shares})
 
 
-def _engine(cell: Cell, target: Loaded, drafter: DrafterLike) -> Engine:
-    return Engine(target, drafter=drafter, batch_size=cell.batch_size, max_length=LONGEST_PROMPT + cell.max_tokens)
+def _engine(cell: Cell, target: Loaded, drafter: DrafterLike, max_length: int) -> Engine:
+    return Engine(target, drafter=drafter, batch_size=cell.batch_size, max_length=max_length)
 
 
 def flat(parts: Sequence[Sequence[float]]) -> list[float]:
@@ -159,6 +165,7 @@ def lines_of(cells: Sequence[Record], suite: str) -> list[Line]:
                 speedup=pooled_ratio(seconds[PLAIN], seconds[name]),
                 of_best=None if best is None else pooled_ratio(seconds[best], seconds[name]),
                 summary=summary,
+                drafting=median(cell["drafting"][name] for cell in cells),
                 control=pooled_ratio(seconds[PLAIN], seconds[CONTROL]).value,
                 void=any(cell["void"] for cell in cells),
             )
@@ -172,6 +179,7 @@ COLUMNS: list[Column[Line]] = [
     Column("drafter", "drafter", left=True),
     Column("tokens per step", lambda line: line.summary.mean_acceptance_length, ".2f"),
     Column("accepted", lambda line: line.summary.acceptance_rate, ".0%"),
+    Column("drafting", "drafting", ".1%"),
     Column("over plain", "speedup", ".2f"),
     Column("over the best single", "of_best", ".3f"),
     Column("control", "control", ".3f"),
@@ -269,6 +277,7 @@ class DrafterStudy(Study):
         """What the figures are."""
         return [
             "tokens per step and accepted: of the last repeat, plain steps included; draft lengths are those of auto",
+            "drafting: planning and drafting, share of the steps' time",
             "over the best single: of those above that draft alone, by hindsight; all suites: void cells left out",
             "[ ]: 95 % interval over prompts and repeats; void: plain decoding differs from itself by more than 3 %",
         ]

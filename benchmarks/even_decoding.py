@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from paceline.api import Engine, SamplingParams, Stream
+from paceline.api import Engine, Result, SamplingParams, Stream
 from paceline.core.stats import Summary
 
 TURN = 8  # tokens of a row
@@ -22,6 +22,7 @@ class Decoded:
     seconds: float  # of its steps, admission included; engines are made before
     tokens: tuple[tuple[int, ...], ...]
     summary: Summary
+    drafting: float  # share of the steps' time that planning and drafting take
 
 
 def decode_evenly(
@@ -60,6 +61,13 @@ def decode_evenly(
             seconds=seconds[name],
             tokens=tuple(result.token_ids for result in found),
             summary=sum((result.stats.summary for result in found[1:]), found[0].stats.summary),
+            drafting=_share_of_drafting(found),
         )
         for name, found in results.items()
     }
+
+
+def _share_of_drafting(results: Sequence[Result]) -> float:
+    times = [result.stats.times for result in results]
+    whole = sum(one.draft + one.score + one.decide + one.rest for one in times)
+    return sum(one.draft for one in times) / whole if whole else 0.0

@@ -14,6 +14,7 @@ from paceline.core.plan import Fixed, Plan
 from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
 from paceline.core.step import Finish, StepPlan
+from paceline.core.tree import Draw
 from paceline.decode import Decoder
 from paceline.drafters import DRAFTERS
 from paceline.verifiers import VERIFIERS
@@ -64,16 +65,16 @@ def pairs():
 
 
 def cases(some=None):
-    """The pairs, or ``some`` of them, as parameters. Of drafters that draw alike each verifier soon takes one in turn.
+    """The pairs, or ``some`` of them, as parameters. Of drafters that choose tokens each verifier soon takes one in
+    turn, and one of those that sample.
 
     Under coupled all run soon; the pairs that are left are slow.
     """
     _, target = tiny.target()
     some = pairs() if some is None else some
     groups = {}
-    for drafter, _ in some:
-        group = groups.setdefault(tiny_drafter(drafter, target).draws, [])
-        group += [drafter] if drafter not in group else []
+    for drafter in dict.fromkeys(drafter for drafter, _ in some):
+        groups.setdefault(tiny_drafter(drafter, target).draws == {Draw.FIXED}, []).append(drafter)
     found = []
     for drafter, verifier in some:
         group = next(group for group in groups.values() if drafter in group)

@@ -25,8 +25,8 @@ COMMITTED = {
     "benchmarks/verifiers-cost": "verifier-cost",
     "benchmarks/verifiers-embedded": "verifier-ranking",
 }
-KEPT = ("batched", "gpu", "resume", "sampling-cost", "scaling", "verifier-cost", "verifier-ranking")
-MODELS = ("batched", "gpu", "verifier-ranking")
+KEPT = ("batched", "drafters", "gpu", "resume", "sampling-cost", "scaling", "verifier-cost", "verifier-ranking")
+MODELS = ("batched", "drafters", "gpu", "verifier-ranking")
 
 
 def report_of(raw, folder):
@@ -67,6 +67,9 @@ def test_every_study_has_help(study, capsys):
         ("batched", ["--max-tokens", 600], "context of 512"),
         ("batched", ["--batch", 3], "2 prompts and batch size 3"),
         ("batched", ["--runtime", "gpu"], "known are eager, kernel"),
+        ("drafters", ["--suites", "novel"], "unknown suite 'novel'"),
+        ("drafters", ["--drafters", "medusa"], "known are ngram"),
+        ("drafters", ["--repeats", 1], "repeats=1: give at least 2"),
         ("gpu", ["--batch", 0], "batch=(0,): give at least 1"),
         ("gpu", ["--parameters", "some"], "--parameters some"),
         ("gpu", ["--minutes", 0], "minutes=0.0"),

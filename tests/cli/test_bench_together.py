@@ -12,6 +12,7 @@ from paceline.bench.interleaved import run_interleaved
 from paceline.bench.sweep import run_sweep
 from paceline.cli import run
 from paceline.cli.numbers import read_peer_counts
+from paceline.engine.copy_plans import MAX_COPIED_TOKENS
 from tests.api.checkpoints import VOCAB, pair
 from tests.bench.programs import DEADLY, vllm_python
 
@@ -76,7 +77,10 @@ def test_one_run_pairs_ours_and_the_peers(raw, programs, tmp_path, capsys):
 def test_several_drafters_and_options_are_one_side(raw, capsys):
     names = ("auto", "copy+suffix:max_tokens=0", "ngram")
     assert bench(raw, "--k", "2", *(word for name in names for word in ("--drafter", name))) == 0
-    assert ways_of(raw) == [("plain", 0), *((name, 2) for name in ("model", *names))]
+    chosen = [(name, MAX_COPIED_TOKENS) for name in names[:2]]
+    assert ways_of(raw) == [("plain", 0), ("model", 2), ("ngram", 2), *chosen], (
+        "those that choose their lengths say the longest"
+    )
     for name, message in (("copy+oracle", "known here are copy"), ("suffix:tokens=0", "has no option 'tokens'")):
         assert bench(raw, "--k", "2", "--drafter", name) == 2
         assert message in capsys.readouterr().err

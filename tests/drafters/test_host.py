@@ -1,6 +1,7 @@
 """Drafters on the host: fed by the runner with every sequence, and recorded like any other."""
 
 import pytest
+import torch
 
 from paceline.core.step import Finish
 from paceline.drafters.host import HostDrafter, HostDrafting
@@ -50,6 +51,21 @@ def test_drafts_are_of_the_newest_sequences_whatever_the_order_of_reading(reader
     assert texts == [expected(one) for one in wanted]
     assert all(one.num_accepted == one.num_drafted == 3 for one in outputs if one.finish is Finish.RUNNING)
     assert drafter.asked[0] == {0: PROMPTS[0], 1: PROMPTS[1]}, "running rows, prompts included"
+
+
+def test_drafts_written_elsewhere_arrive_in_one_copy(monkeypatch):
+    """As on a GPU, where the buffers are not the host's."""
+
+    def apart(self, context):
+        start(self, context)
+        self._host = torch.full_like(self._buffer, 7)
+
+    start = HostDrafting.start
+    monkeypatch.setattr(HostDrafting, "start", apart)
+    wanted = [request(prompt, max_tokens=21) for prompt in PROMPTS]
+    _, texts, outputs = served(Knowing(wanted), wanted)
+    assert texts == [expected(one) for one in wanted]
+    assert all(one.num_accepted == one.num_drafted == 3 for one in outputs if one.finish is Finish.RUNNING)
 
 
 def test_steps_of_a_host_drafter_are_recorded():
