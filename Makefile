@@ -126,9 +126,9 @@ bench-controller: $(STAMP) $(MODELS)/target-200M  ## The controller beside fixed
 	$(STUDY) --target $(MODELS)/target-200M --drafters model --drafters ngram --suites code --suites chat --temperatures 0 \
 	  --batch 1 --batch 4 --max-tokens 48 --num-parts 2 --repeats 2 --output $(REPORTS)/controller-200M.jsonl
 
-DRAFTERS := $(BIN)/python -m benchmarks drafters --draft $(PAIR)/draft --processor-time
+DRAFTERS := $(BIN)/python -m benchmarks drafters --draft $(PAIR)/draft --processor-time --num-prompts 3 --repeats 2
 
-bench-drafters: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-edit-200M  ## All drafters on four suites, on the machine's best kernel and on AVX2's (about 40 minutes; goes on after an interruption)
+bench-drafters: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-edit-200M  ## All drafters on four suites, on the machine's best kernel and on AVX2's (about half an hour; goes on after an interruption)
 	$(DRAFTERS) --target $(MODELS)/target-200M --output $(REPORTS)/drafters.jsonl
 	$(DRAFTERS) --target $(MODELS)/target-edit-200M --suites edit --max-tokens 128 --output $(REPORTS)/drafters.jsonl
 	$(AVX2) $(DRAFTERS) --target $(MODELS)/target-200M --output $(REPORTS)/drafters-avx2.jsonl
