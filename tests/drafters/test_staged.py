@@ -99,7 +99,7 @@ def inner_cases():
     """Soon: each inner drafter with a length, and two of them with all."""
     for inner in INNER:
         for k in (1, 2, 5):
-            soon = k == 5 or inner in ("ngram", "another model")
+            soon = k == (1 if inner == "twice staged" else 5) or inner in ("ngram", "another model")
             yield pytest.param(inner, k, marks=[] if soon else [pytest.mark.slow])
 
 

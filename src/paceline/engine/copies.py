@@ -6,9 +6,9 @@ verifier stays exact. Whether they would have been accepted is seen from the tok
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeAlias, final
 
 from paceline.core.host_draft import HostDraft
 from paceline.engine.costs import StepCosts
@@ -28,6 +28,9 @@ STEPS = (0.97, 0.95, 0.92, 0.88, 0.83, 0.77, 0.7, 0.62, 0.53, 0.44, 0.35, 0.26, 
 SWITCH = 1.02  # copies are verified where that is so many times better than plain decoding
 
 
+Place: TypeAlias = tuple[int, int, int]  # who copied, class of the match's length, class of the counts
+
+
 @final
 class CopyRates:
     """The share of copied tokens that the target said too, by who copied them, the length of the match before them,
@@ -35,18 +38,19 @@ class CopyRates:
     """
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[int, int, int], tuple[float, float]] = {}  # accepted, and all
-        self._rates: dict[tuple[int, int, int], float] = {}
+        self._counts: dict[Place, tuple[float, float]] = {}  # accepted, and all
+        self._rates: dict[Place, float] = {}
 
     def rates(self, draft: HostDraft, most: int) -> list[float]:
         """The chance of each of the first ``most`` tokens of ``draft``."""
-        known, rates = self._rates, list[float]()
-        for place in _classes(draft, most):
-            rate = known.get(place)
-            if rate is None:
-                rate = known[place] = self._rate(place)
-            rates.append(rate)
-        return rates
+        return [self.rate(place) for place in _classes(draft, most)]
+
+    def rate(self, place: Place) -> float:
+        """The chance of a token of the class ``place``."""
+        rate = self._rates.get(place)
+        if rate is None:
+            rate = self._rates[place] = self._rate(place)
+        return rate
 
     def learn(self, draft: HostDraft, tokens: Sequence[int]) -> list[tuple[float, bool]]:
         """Compare ``draft`` with the ``tokens`` that came; what was expected of each token that this tells of, and
@@ -63,7 +67,7 @@ class CopyRates:
                 break
         return compared
 
-    def _rate(self, place: tuple[int, int, int]) -> float:
+    def _rate(self, place: Place) -> float:
         accepted, seen = self._counts.get(place, (0.0, 0.0))
         _, length, sure = place
         guess = (1 - 0.7 / (ENDS[length] if length < len(ENDS) else 2 * ENDS[-1]) ** 0.5) * (0.35, 0.75, 1.0)[sure]
@@ -80,10 +84,9 @@ class CopyRow:
 
     def survival(self, draft: HostDraft) -> list[float]:
         """The chance that ``draft`` is accepted down to each depth."""
-        odds = self._odds()
-        right = (1 - odds * (1 - rate) for rate in self.rates.rates(draft, self.most))
-        found: list[float] = []
-        for alive in accumulate(right, lambda alive, rate: alive * max(rate, 0.0)):
+        odds, rate, alive, found = self._odds(), self.rates.rate, 1.0, list[float]()
+        for place in _classes(draft, self.most):
+            alive *= 1 - odds * (1 - rate(place))
             if alive < WORTHLESS:
                 break
             found.append(alive)
@@ -153,16 +156,13 @@ def choose_copies(
     return CopyChoice(drafts, {row: sums[depth] for depth, (row, _, _, sums) in kept}, found)
 
 
-def _classes(draft: HostDraft, most: int) -> list[tuple[int, int, int]]:
-    """What tells of the chance of each of its first ``most`` tokens."""
-    origin, match, probs, last = draft.origin, draft.match, draft.probs, LONGEST - 1
-    count = min(most, len(draft.tokens))
-    if probs is None:
-        return [(origin, LENGTHS[min(max(match, 1) + index - 1, last)], 2) for index in range(count)]
-    found: list[tuple[int, int, int]] = []
+def _classes(draft: HostDraft, most: int) -> Iterator[Place]:
+    """What tells of the chance of each of its first ``most`` tokens, one after the other: few need all of them."""
+    origin, match, probs, last = draft.origin, max(draft.match, 1), draft.probs, LONGEST - 1
     before = 1.0
-    for index in range(count):
-        share, before = probs[index] / before, probs[index]
-        sure = 2 if share >= SURE else 1 if share >= LIKELY else 0
-        found.append((origin, LENGTHS[min(max(match, 1) + index - 1, last)], sure))
-    return found
+    for index in range(min(most, len(draft.tokens))):
+        sure = 2
+        if probs is not None:
+            share, before = probs[index] / before, probs[index]
+            sure = 2 if share >= SURE else 1 if share >= LIKELY else 0
+        yield origin, LENGTHS[min(match + index - 1, last)], sure

@@ -8,6 +8,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Sequence
 from ctypes import Structure, byref, c_double, c_int64, c_void_p
+from functools import cache
 from typing import final
 
 from paceline.core.token_index import MAX_OCCURRENCES, Occurrence, SuffixDraft, SuffixOptions, TokenIndex
@@ -22,6 +23,7 @@ class KernelTokenIndex(TokenIndex):
         self.isa = current_set()
         kernel = load_kernel(self.isa)
         self.address: int = _call(self.isa, "new_token_index", c_void_p)()
+        self._places = array("q", bytes(16 * MAX_OCCURRENCES))
         weakref.finalize(self, kernel.paceline_free_token_index, c_void_p(self.address)).atexit = False
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -55,7 +57,7 @@ class KernelTokenIndex(TokenIndex):
         self, context: Sequence[int], *, min_match: int, max_match: int, limit: int, skip_end: bool = False
     ) -> list[Occurrence]:
         """See TokenIndex."""
-        given, places = array("q", context[-max_match:]), array("q", bytes(16 * MAX_OCCURRENCES))
+        given, places = array("q", context[-max_match:]), self._places
         at, _ = places.buffer_info()
         count = _call(self.isa, "index_find", c_int64)(
             c_void_p(self.address),
@@ -144,6 +146,7 @@ class KernelSuffixDrafts:
         return found
 
 
+@cache
 def _call(isa: str, name: str, result: type[ctypes._SimpleCData] | None = None) -> Callable[..., int]:  # pyright: ignore[reportPrivateUsage]
     function = getattr(load_kernel(isa), f"paceline_{name}")
     function.restype = result
