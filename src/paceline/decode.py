@@ -118,7 +118,7 @@ class Decoder:
 
     def plan_step(self) -> StepPlan:
         """The next step's shape, which may depend on what can be copied: that is fixed before the step."""
-        if self.drafter.copies:
+        if self.drafter.copies and self.plan.considers:
             self.plan.consider(self.drafter.offers(self.batch, self.plan.max_draft_tokens))
         return self.plan()
 

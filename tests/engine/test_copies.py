@@ -257,3 +257,45 @@ def test_a_step_for_both_has_each_row_at_its_own_depth():
     assert found.drafter == 1 and list(found.copies) == [1]
     assert found.depths[1] == 0 and found.depths[0] == found.depths[2] == found.num_draft_tokens > 0
     assert found.num_copied == len(found.copies[1].tokens) == found.most_gained(1) - 1 > found.num_draft_tokens
+
+
+def test_where_looking_for_copies_is_dear_and_none_is_right_it_pauses():
+    """And begins again with a copy that is right, or with a new request."""
+    plan = copies(1)
+    served, looked = Texts(plan), []
+    serve_cost = PhaseSeconds(draft=0.1 * PLAIN, score=0.9 * PLAIN)
+
+    def steps(count, right):
+        for _ in range(count):
+            looked.append(plan.considers)
+            if plan.considers:
+                plan.consider({0: [copied(8, match=6)]})
+            step = plan()
+            depth = len(step.copies[0].tokens) if step.copies else 0
+            taken = min(depth, 8 if right else 0)
+            plan.observe(
+                StepResult(
+                    plan=step,
+                    tokens=[([7] * 9 if right else [8])[: taken + 1]],
+                    num_accepted=[taken],
+                    num_drafted=[depth],
+                    finish=[Finish.RUNNING],
+                    bonus=[False],
+                    confidence=[0],
+                    no_draft=[NoDraft.DRAFTED if depth else NoDraft.SLOWER],
+                    origins=[[0]],
+                    logprobs=[[]],
+                    seconds=serve_cost,
+                )
+            )
+
+    assert served.copied == 0
+    plan.admit([0], [request([1], max_tokens=10_000)])
+    steps(200, right=False)
+    assert all(looked[:4]) and sum(looked[100:]) < 20
+    looked.clear()
+    steps(200, right=True)
+    assert sum(looked[100:]) == 100
+    plan.release([0])
+    plan.admit([0], [request([1], max_tokens=10_000)])
+    assert plan.considers

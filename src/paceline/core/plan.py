@@ -17,6 +17,11 @@ class Plan(ABC):
     def max_draft_tokens(self) -> int:
         """Largest ``num_draft_tokens`` it may ever choose; capacity is reserved for it."""
 
+    @property
+    def considers(self) -> bool:
+        """Whether it wants to know what may be copied in the next step."""
+        return True
+
     def consider(self, offers: Mapping[int, Sequence[HostDraft]]) -> None:  # noqa: B027 - most plans know no copies
         """Take into account what may be copied in the next step, by row; asked for if the drafter copies."""
 

@@ -8,7 +8,7 @@ from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.core.step import StepPlan, StepResult
 from paceline.core.tree import NoDraft
-from paceline.engine.copies import NONE, CopyChoice, CopyRow, choose_copies
+from paceline.engine.copies import NONE, SWITCH, CopyChoice, CopyRow, choose_copies
 from paceline.engine.costs import StepWork
 from paceline.engine.curve import WARM
 from paceline.engine.knowledge import Knowledge
@@ -18,6 +18,10 @@ MAX_COPIED_TOKENS = 32
 SIZES = (1, 2, 4, 8, 16, MAX_COPIED_TOKENS)  # lengths of recorded steps
 SAMPLE = 4  # one of so many steps of a known cost is looked at for it
 ENOUGH = 16  # steps before a speed is told
+CHEAP = 0.02  # of a step: looking for copies that takes no more is done in every step
+PATIENCE = 4  # steps without a copy that is worth it until looking pauses
+REST, LONGEST_REST = 3, 15  # steps that it pauses for, at first and at most
+FOLLOW = 0.1  # rate at which what looking takes is followed
 
 
 @final
@@ -25,7 +29,8 @@ class CopyPlan(Plan):
     """Verifies of the copies on offer what is worth its cost, in every one of ``rows`` rows and every step.
 
     ``knowledge`` is of the costs and of what copies were accepted. Without ``timed`` no clock and no other row matters.
-    ``sizes`` keeps the steps' shapes few, for those that are recorded.
+    ``sizes`` keeps the steps' shapes few, for those that are recorded. Where looking for copies takes a noticeable part
+    of a step and none was worth it for some steps, it pauses for the next few.
     """
 
     def __init__(
@@ -41,6 +46,10 @@ class CopyPlan(Plan):
         self.size = rows
         self._rows: dict[int, CopyRow] = {}
         self._offers: Mapping[int, Sequence[HostDraft]] = {}
+        self._asked = False  # whether copies were looked for in this step
+        self._idle = self._rested = 0  # steps without a copy that was worth it, and since copies were looked for
+        self._rest = REST
+        self._looking = 0.0  # share of a step
         self._steps = self._tokens = 0
         self._seconds = self._plain_seconds = 0.0  # of all steps, and as they would be without drafts
 
@@ -54,23 +63,33 @@ class CopyPlan(Plan):
             most = self._max if request.num_draft_tokens is None else min(self._max, request.num_draft_tokens)
             known = self.knowledge.sampled if request.sampling.temperature else self.knowledge.greedy
             self._rows[row] = CopyRow(rates=known.copies, most=most)
+        self._idle = 0
 
     def release(self, rows: Iterable[int]) -> None:
         """Requests that ended."""
         for row in rows:
             self._rows.pop(row, None)
 
+    @property
+    def considers(self) -> bool:
+        return not self._timed or self._looking < CHEAP or self._idle < PATIENCE or self._rested >= self._rest
+
     def consider(self, offers: Mapping[int, Sequence[HostDraft]]) -> None:
         """What may be copied in the next step."""
-        self._offers = offers
+        self._offers, self._asked = offers, True
 
     def choose(self) -> CopyChoice:
         """The copies that are worth verifying."""
-        if not self._offers:
+        self._rested = 0 if self._asked else self._rested + 1
+        if not self._asked:
             return NONE
         rows, costs, offers = self._rows, self.knowledge.costs, self._offers
         if self._timed:
-            return choose_copies(offers, rows, costs, running=len(rows))
+            choice = choose_copies(offers, rows, costs, running=len(rows)) if offers else NONE
+            worth = choice.drafts and choice.speedup * (1 - self._looking) > SWITCH
+            self._idle = 0 if worth else self._idle + 1
+            self._rest = min(LONGEST_REST, 2 * self._rest + 1) if self._idle > PATIENCE else REST
+            return choice
         drafts, promised = dict[int, HostDraft](), dict[int, float]()
         for row, several in offers.items():
             choice = choose_copies({row: several}, rows, costs, running=1)
@@ -85,7 +104,7 @@ class CopyPlan(Plan):
     def plan_for(self, choice: CopyChoice) -> StepPlan:
         """The shape of a step that verifies what was chosen."""
         if not choice.drafts:
-            return StepPlan(0, off=NoDraft.SLOWER if self._offers else NoDraft.NO_MATCH)
+            return StepPlan(0, off=NoDraft.NO_MATCH if self._asked and not self._offers else NoDraft.SLOWER)
         deepest = self.depth_for(choice.drafts.values())
         depths = [deepest] * self.size  # rows with nothing on offer say that nothing matches
         for row, several in self._offers.items():
@@ -105,6 +124,7 @@ class CopyPlan(Plan):
 
     def observe(self, result: StepResult) -> None:
         """Learn what the step cost, and from its tokens which copies were right."""
+        self.note_looking(result)
         self.learn(result)
         num_running, costs = result.num_running, self.knowledge.costs
         if not num_running:
@@ -120,6 +140,11 @@ class CopyPlan(Plan):
             plain = costs.of(num_running, num_running) * costs.level * result.num_tokens / num_running
         self._plain_seconds += plain
 
+    def note_looking(self, result: StepResult) -> None:
+        """Follow what looking for copies takes, where nothing else was drafted."""
+        if self._asked and result.seconds.total:
+            self._looking += FOLLOW * (result.seconds.draft / result.seconds.total - self._looking)
+
     def learn(self, result: StepResult) -> None:
         """Learn from the tokens of a step which of the copies on offer were right, submitted or not."""
         for row, several in self._offers.items():
@@ -127,7 +152,7 @@ class CopyPlan(Plan):
             if state is not None and result.tokens[row]:
                 for draft in several:
                     state.learn(draft, result.tokens[row], shared=self._timed)
-        self._offers = {}
+        self._offers, self._asked = {}, False
 
     @property
     def speed(self) -> Speed | None:

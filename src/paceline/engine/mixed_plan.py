@@ -56,6 +56,10 @@ class MixedPlan(Plan):
         self.copies.release(rows)
         self.others.release(rows)
 
+    @property
+    def considers(self) -> bool:
+        return self.copies.considers
+
     def consider(self, offers: Mapping[int, Sequence[HostDraft]]) -> None:
         """What may be copied in the next step."""
         self.copies.consider(offers)
@@ -119,6 +123,8 @@ class MixedPlan(Plan):
             self.copies.observe(result)
             self.others.stand_by(result)
         else:
+            if not result.plan.num_draft_tokens:
+                self.copies.note_looking(result)
             self.copies.learn(result)
             self.others.observe(replace(result, plan=replace(result.plan, drafter=result.plan.drafter - 1)))
 
