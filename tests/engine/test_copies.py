@@ -5,7 +5,7 @@ import random
 import pytest
 
 from paceline.core.host_draft import HostDraft
-from paceline.core.step import Finish, PhaseSeconds, StepResult
+from paceline.core.step import Finish, PhaseSeconds, StepPlan, StepResult
 from paceline.core.tree import NoDraft
 from paceline.engine.controller import Controller
 from paceline.engine.copies import CopyRates, CopyRow, choose_copies
@@ -169,6 +169,30 @@ def test_where_copies_become_right_they_are_verified_at_once():
     Texts(plan).serve(lambda *_: (copied(16, match=6), 0), steps=200)
     served = Texts(plan).serve(lambda *_: (copied(16, match=6), 16), steps=60)
     assert served.speedup > 4, "it was seen that they are right, though none was submitted at first"
+
+
+def test_copies_that_were_not_verified_teach_too():
+    plan = copies(1)
+    plan.admit([0], [request([1])])
+    rate = plan.knowledge.greedy.copies.rates
+    before = rate(copied(1, match=6), 1)[0]
+    for _ in range(60):
+        plan.consider({0: [copied(8, match=6)]})
+        plan.learn(
+            StepResult(
+                plan=StepPlan(0),
+                tokens=[[8]],
+                num_accepted=[0],
+                num_drafted=[0],
+                finish=[Finish.RUNNING],
+                bonus=[False],
+                confidence=[0],
+                no_draft=[NoDraft.SLOWER],
+                origins=[[0]],
+                logprobs=[[]],
+            )
+        )
+    assert rate(copied(1, match=6), 1)[0] < 0.2 < before
 
 
 def test_nothing_on_offer_is_plain_decoding():
