@@ -101,3 +101,13 @@ def test_sizes_out_of_order_are_refused(sizes):
 def test_of_equal_tokens_the_nearest_is_gone_on_after():
     source = [10, 11, 12, 13, 20, 14, 15, 20, 16, 17]
     assert drafted([10, 11, 20], source=source, k=2) == [14, 15]
+
+
+def test_a_slot_that_is_used_again_has_the_new_source_alone():
+    drafter = CopyDrafter(min_match=3)
+    drafter.begin(0, request([1, 2, 3, 4, 5, 6]))
+    new = [9, 8, 7, 1, 2, 3, 40, 41]
+    drafter.begin(0, request(new))
+    assert drafter.propose({0: [*new, 1, 2, 3]}, 2)[0].tokens == (40, 41)
+    drafter.begin(0, request([50, 51, 52, 53]))
+    assert drafter.propose({0: [50, 51, 52, 53, 1, 2, 3]}, 2) == {}, "what the former source held is not looked for"
