@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from benchmarks.even_decoding import decode_evenly
+from benchmarks.even_decoding import decode_evenly, flat
 from benchmarks.study import (
     Draft,
     Precision,
@@ -139,11 +139,6 @@ def _engine(cell: Cell, target: Loaded, drafter: DrafterLike, length: NumDraftTo
 
 def _params(cell: Cell, seed: int) -> SamplingParams:
     return SamplingParams(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=seed, ignore_eos=True)
-
-
-def flat(parts: Sequence[Sequence[float]]) -> list[float]:
-    """Seconds of all parts of all repeats."""
-    return [seconds for repeat in parts for seconds in repeat]
 
 
 def pooled(taken: dict[str, list[list[float]]], base: str, own: str) -> Estimate:

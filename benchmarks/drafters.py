@@ -5,7 +5,7 @@ the others. Draft lengths are chosen as they are for users, so where a drafter d
 No drafter remembers texts from one repeat to the next.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
@@ -13,7 +13,7 @@ from statistics import median
 from typing import Annotated, Any, ClassVar
 
 from benchmarks.decoders import longest
-from benchmarks.even_decoding import decode_evenly
+from benchmarks.even_decoding import decode_evenly, flat
 from benchmarks.study import (
     Draft,
     Precision,
@@ -133,18 +133,13 @@ def measure(
                     summaries[name] = summaries[name] + one.summary if name in summaries else one.summary
         taken = {name: repeats[1:] for name, repeats in taken.items()}
         void = is_void([pooled_ratio(flat(taken[PLAIN]), flat(taken[CONTROL])).value])
-        counted = {name: _record(summary) for name, summary in summaries.items()}
+        counted = {name: asdict(summary) for name, summary in summaries.items()}
         shares = {name: median(parts) for name, parts in drafting.items()}
         raw.append({**identity, "void": void, "seconds": taken, "summaries": counted, "drafting": shares})
 
 
 def _engine(cell: Cell, target: Loaded, drafter: DrafterLike, max_length: int) -> Engine:
     return Engine(target, drafter=drafter, batch_size=cell.batch_size, max_length=max_length)
-
-
-def flat(parts: Sequence[Sequence[float]]) -> list[float]:
-    """Seconds of all parts of all repeats."""
-    return [seconds for repeat in parts for seconds in repeat]
 
 
 def lines_of(cells: Sequence[Record], suite: str) -> list[Line]:
@@ -156,7 +151,7 @@ def lines_of(cells: Sequence[Record], suite: str) -> list[Line]:
     found: list[Line] = []
     for name in names:
         best = min(single, key=lambda one: sum(seconds[one])) if name in MIXTURES and single else None
-        summary = sum((_summary(cell["summaries"][name]) for cell in cells[1:]), _summary(cells[0]["summaries"][name]))
+        summary = _total(cell["summaries"][name] for cell in cells)
         found.append(
             Line(
                 suite=suite,
@@ -306,9 +301,6 @@ class DrafterStudy(Study):
         )
 
 
-def _record(summary: Summary) -> dict[str, Any]:
-    return asdict(summary)
-
-
-def _summary(record: Mapping[str, Any]) -> Summary:
-    return Summary(**record)
+def _total(records: Iterable[Mapping[str, Any]]) -> Summary:
+    first, *others = (Summary(**record) for record in records)
+    return sum(others, first)

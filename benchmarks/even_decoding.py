@@ -67,6 +67,11 @@ def decode_evenly(
     }
 
 
+def flat(parts: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of all parts of all repeats."""
+    return [seconds for repeat in parts for seconds in repeat]
+
+
 def _share_of_drafting(results: Sequence[Result]) -> float:
     times = [result.stats.times for result in results]
     whole = sum(one.draft + one.score + one.decide + one.rest for one in times)

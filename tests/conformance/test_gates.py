@@ -77,6 +77,8 @@ def test_copies_beside_drafts_run_on_fake_tensors():
         decoder.admit(requests(True), range(3))
         for _ in range(3):
             decoder.step()
+        with pytest.raises(DataDependentOutputException):
+            decoder.results()
 
 
 def compiled_cases():
