@@ -123,7 +123,7 @@ def test_drafts_what_follows_most_often(tmp_path, sequence, options, proposal):
 def test_trees_hold_the_likeliest_continuations(tmp_path):
     drafter = RetrievalDrafter(store=str(stored(tmp_path, TEXTS)), tree=True, offset=8.0)
     draft = drafter.propose({0: [50, 1, 2]}, 6)[0]
-    assert draft.tokens == (7, 4, 8, 5, 6, 5) and draft.parents == (-1, 0, -1, 1, 1, 2) and draft.match == 2
+    assert draft.tokens == [7, 4, 8, 5, 6, 5] and draft.parents == [-1, 0, -1, 1, 1, 2] and draft.match == 2
     assert draft.probs == pytest.approx([2 / 3, 2 / 3, 1 / 3, 1 / 3, 1 / 3, 1 / 3])
 
 

@@ -8,7 +8,7 @@ from paceline.core.host_draft import HostDraft
 from paceline.core.step import Finish, PhaseSeconds, StepPlan, StepResult
 from paceline.core.tree import NoDraft
 from paceline.engine.controller import Controller
-from paceline.engine.copies import CopyRates, CopyRow, choose_copies
+from paceline.engine.copies import SWITCH, CopyRates, CopyRow, choose_copies
 from paceline.engine.copy_plans import MAX_COPIED_TOKENS, CopyPlan
 from paceline.engine.costs import StepCosts
 from paceline.engine.knowledge import Knowledge
@@ -77,6 +77,26 @@ def test_of_several_drafts_the_one_that_promises_most_is_taken():
     rows, costs = {0: CopyRow(rates=CopyRates(), most=32)}, StepCosts(growth=0.05)
     offers = {0: [copied(2, match=30), copied(20, match=12, origin=1), copied(20, match=1, origin=2)]}
     assert choose_copies(offers, rows, costs, running=1).drafts[0].origin == 1
+
+
+def test_copies_are_verified_exactly_where_some_number_of_tokens_pays():
+    drawn, seen = random.Random(0), set()
+    for _ in range(300):
+        costs = StepCosts(growth=drawn.choice([0.02, 0.3, 0.9]))
+        rows = {row: CopyRow(rates=CopyRates(), most=32) for row in range(4)}
+        offers = {row: [copied(drawn.randint(1, 32), match=drawn.randint(1, 24))] for row in rows}
+        fixed = drawn.choice([0.0, 0.1, 0.5])
+        chances = sorted((one for row in rows for one in rows[row].survival(offers[row][0])), reverse=True)
+        speedups = [
+            (4 + sum(chances[:count])) / 4 * costs.of(4, 4) / (costs.of(4, 4 + count) + fixed)
+            for count in range(1, len(chances) + 1)
+        ]
+        choice = choose_copies(offers, rows, costs, running=4, fixed=fixed)
+        found = choice.speedup if choice.drafts else 1.0
+        seen.add(bool(choice.drafts))
+        assert found == pytest.approx(max(1.0, *speedups), rel=0.05), "cuts are a few percent apart"
+        assert not choice.drafts or max(speedups) + 1e-9 >= found > SWITCH
+    assert seen == {True, False}
 
 
 class Texts:
@@ -283,37 +303,40 @@ def test_a_step_for_both_has_each_row_at_its_own_depth():
     assert found.num_copied == len(found.copies[1].tokens) == found.most_gained(1) - 1 > found.num_draft_tokens
 
 
+def one_step(plan, draft, *, right, copying=0.1, looking=0.1):
+    """Offers ``draft`` to the one row of ``plan``; the drafting takes so many plain steps. The tokens verified."""
+    if plan.considers:
+        plan.consider({0: [draft]})
+    step = plan()
+    depth = len(step.copies[0].tokens) if step.copies else 0
+    taken = depth if right else 0
+    plan.observe(
+        StepResult(
+            plan=step,
+            tokens=[([7] * 9 if right else [8])[: taken + 1]],
+            num_accepted=[taken],
+            num_drafted=[depth],
+            finish=[Finish.RUNNING],
+            bonus=[False],
+            confidence=[0],
+            no_draft=[NoDraft.DRAFTED if depth else NoDraft.SLOWER],
+            origins=[[0]],
+            logprobs=[[]],
+            seconds=PhaseSeconds(draft=(copying if depth else looking) * PLAIN, score=0.9 * PLAIN),
+        )
+    )
+    return depth
+
+
 def test_where_looking_for_copies_is_dear_and_none_is_right_it_pauses():
     """And begins again with a copy that is right, or with a new request."""
-    plan = copies(1)
-    served, looked = Texts(plan), []
-    serve_cost = PhaseSeconds(draft=0.1 * PLAIN, score=0.9 * PLAIN)
+    plan, looked = copies(1), []
 
     def steps(count, right):
         for _ in range(count):
             looked.append(plan.considers)
-            if plan.considers:
-                plan.consider({0: [copied(8, match=6)]})
-            step = plan()
-            depth = len(step.copies[0].tokens) if step.copies else 0
-            taken = min(depth, 8 if right else 0)
-            plan.observe(
-                StepResult(
-                    plan=step,
-                    tokens=[([7] * 9 if right else [8])[: taken + 1]],
-                    num_accepted=[taken],
-                    num_drafted=[depth],
-                    finish=[Finish.RUNNING],
-                    bonus=[False],
-                    confidence=[0],
-                    no_draft=[NoDraft.DRAFTED if depth else NoDraft.SLOWER],
-                    origins=[[0]],
-                    logprobs=[[]],
-                    seconds=serve_cost,
-                )
-            )
+            one_step(plan, copied(8, match=6), right=right)
 
-    assert served.copied == 0
     plan.admit([0], [request([1], max_tokens=10_000)])
     steps(200, right=False)
     assert all(looked[:4]) and sum(looked[100:]) < 20
@@ -323,3 +346,15 @@ def test_where_looking_for_copies_is_dear_and_none_is_right_it_pauses():
     plan.release([0])
     plan.admit([0], [request([1], max_tokens=10_000)])
     assert plan.considers
+
+
+@pytest.mark.parametrize(("copying", "least", "most"), [(0.1, 0.9, 1.0), (3.0, 0.0, 0.2)])
+def test_what_a_step_with_copies_takes_beside_the_forward_counts(copying, least, most):
+    """Two right tokens for three more steps' time do not pay. One slow step is forgotten, though."""
+    plan = copies(1)
+    plan.admit([0], [request([1], max_tokens=10_000)])
+    for _ in range(4):
+        one_step(plan, copied(1, match=1), right=False, looking=0.01)
+    copied_in = [one_step(plan, copied(2, match=30), right=True, copying=copying, looking=0.01) for _ in range(400)]
+    assert least <= sum(map(bool, copied_in[40:])) / 360 <= most
+    assert sum(map(bool, copied_in[40:])), "it is tried again"

@@ -20,6 +20,11 @@ class HostDraft:
     probs: Sequence[float] | None = None
     origin: int = 0
 
+    @property
+    def score(self) -> float:
+        """The accepted tokens that its own counts promise; all of them, where there are none."""
+        return len(self.tokens) if self.probs is None else sum(self.probs)
+
     def first(self, count: int) -> "HostDraft":
         """Its first ``count`` tokens."""
         if count >= len(self.tokens):
@@ -27,3 +32,6 @@ class HostDraft:
         parents = None if self.parents is None else self.parents[:count]
         probs = None if self.probs is None else self.probs[:count]
         return HostDraft(self.tokens[:count], parents, self.match, probs, self.origin)
+
+
+NO_TOKENS = HostDraft(())

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar, final
 
+from paceline.core.host_draft import NO_TOKENS, HostDraft
+
 SEPARATOR = -1  # after a sequence that has ended
 LONG = 4  # tokens: occurrences that match so many hide the shorter ones
 MAX_OCCURRENCES = 64  # that a draft is made from, the latest
@@ -49,23 +51,6 @@ class SuffixOptions:
         sizes = [longest] if self.max_depth is None else range(max(shortest, self.min_match), longest + 1)
         depth = MAX_DRAFT + longest if self.max_depth is None else self.max_depth
         return max(min(int(self.factor * size + self.offset + 1e-9), depth - size) for size in sizes)
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SuffixDraft:
-    """A draft: a chain, or a tree whose ``parents`` are numbers of its tokens, -1 for the root."""
-
-    tokens: tuple[int, ...] = ()
-    parents: tuple[int, ...] = ()
-    probs: tuple[float, ...] = ()  # of each token, given the sequence, by the counts
-    match: int = 0  # tokens that matched
-    from_store: bool = False
-
-    @property
-    def score(self) -> float:
-        """The accepted tokens that the counts promise."""
-        return sum(self.probs)
 
 
 class TokenIndex(ABC):
@@ -180,7 +165,7 @@ class PlainTokenIndex(TokenIndex):
 
 def draft_from_plain(
     own: PlainTokenIndex, store: PlainTokenIndex | None, *, most: int, options: SuffixOptions
-) -> SuffixDraft:
+) -> HostDraft:
     """The draft of at most ``most`` tokens that promises more: from ``own``, whose last sequence it continues, or from
     ``store``.
     """
@@ -195,17 +180,17 @@ def draft_from_plain(
 
 def _best_draft(
     index: PlainTokenIndex, context: Sequence[int], own: bool, most: int, options: SuffixOptions
-) -> SuffixDraft:
+) -> HostDraft:
     """Of all lengths of match the one with the highest score; of equal scores the longest match."""
     found = index.find(
         context, min_match=options.min_match, max_match=options.max_match, limit=MAX_OCCURRENCES, skip_end=own
     )
-    best = SuffixDraft()
+    best = NO_TOKENS
     lengths = sorted({one.length for one in found}, reverse=True)
     for threshold, shorter in pairwise((*lengths, 0)):
         matching = [one for one in found if one.length >= threshold]
         room = min(most, options.most_tokens(shorter + 1, threshold))
-        draft = likeliest(index.following, matching, match=threshold, most=room, options=options, from_store=not own)
+        draft = likeliest(index.following, matching, match=threshold, most=room, options=options)
         if draft.score > best.score + 1e-9:
             best = draft
     return best
@@ -218,8 +203,7 @@ def likeliest(
     match: int,
     most: int,
     options: SuffixOptions,
-    from_store: bool,
-) -> SuffixDraft:
+) -> HostDraft:
     """The likeliest continuations of occurrences at ``places``, best first, of which ``match`` tokens match.
 
     ``following`` gives the i-th token after a place.
@@ -254,6 +238,4 @@ def likeliest(
         parents.append(parent)
         probs.append(prob)
         expand(len(tokens) - 1, depth + 1, prob, members)
-    return SuffixDraft(
-        tokens=tuple(tokens), parents=tuple(parents), probs=tuple(probs), match=match, from_store=from_store
-    )
+    return HostDraft(tokens, parents if options.branches else None, match, probs)

@@ -24,6 +24,7 @@ class _Copying:
 
     source: Sequence[int]
     index: TokenIndex
+    known: frozenset[tuple[int, ...]]  # all runs of min_match tokens in it: most steps need look no further
     seen: int  # tokens of the sequence that were looked at
     at: int = -1  # the next token of the source to be copied; -1: it was not found yet
     run: int = 0  # tokens that were copied without a break, up to there
@@ -60,7 +61,8 @@ class CopyDrafter(HostDrafter):
         source = tuple(request.tokens if self.source is None else self.source)
         index.clear()
         index.append(source)
-        copying = self._rows[row] = _Copying(source=source, index=index, seen=len(request.tokens))
+        known = frozenset(zip(*(source[first:] for first in range(self.min_match)), strict=False))
+        copying = self._rows[row] = _Copying(source=source, index=index, known=known, seen=len(request.tokens))
         self._find(copying, request.tokens)
 
     def propose(self, sequences: Mapping[int, Sequence[int]], num_draft_tokens: int) -> Mapping[int, HostDraft]:
@@ -103,6 +105,8 @@ class CopyDrafter(HostDrafter):
 
     def _find(self, copying: _Copying, tokens: Sequence[int]) -> None:
         """Begin where the last tokens stand in the source, if they do and more of them than the copy has."""
+        if tuple(tokens[-self.min_match :]) not in copying.known:
+            return
         occurrences = copying.index.find(
             tokens[-self.max_match :],
             min_match=self.min_match,

@@ -20,6 +20,7 @@ from paceline.core.tree import Draw, NoDraft, Outcome, Tree
 from paceline.drafters.base import Drafter, DrafterContext
 
 Proposal: TypeAlias = Sequence[int] | HostDraft
+TOKENS = 3  # column of the buffers from which on tokens stand
 
 
 class HostDrafter(ABC):
@@ -87,14 +88,15 @@ class HostDrafting(Drafter):
         """Allocate the buffers. Raises what the drafter's own ``start`` raises."""
         most, device = context.max_draft_tokens, context.device
         self.vocab_size = context.vocab_size
-        buffer = torch.zeros(context.rows, 3 + 2 * most, dtype=torch.int64, device=device)
+        buffer = torch.zeros(context.rows, 4 + 2 * most, dtype=torch.int64, device=device)
         self.count, self.deepest, self.origin = buffer[:, 0], buffer[:, 1], buffer[:, 2]  # [R]
-        self.tokens, self.parents = buffer[:, 3 : 3 + most], buffer[:, 3 + most :]  # [R, D]; parents: the root's is 0
+        self.tokens = buffer[:, TOKENS : TOKENS + 1 + most]  # [R, 1 + D], with room for the root
+        self.parents = buffer[:, TOKENS + 1 + most :]  # [R, D]; the root's number is 0
         # What the host writes, all in one; steps under a host drafter follow each other, so it is read by then.
         self._buffer = self._host = buffer
         if device.type != "cpu":
             self._host = torch.zeros_like(buffer, device="cpu", pin_memory=device.type == "cuda")
-        self._index = torch.arange(most, device=device)
+        self._index = torch.arange(1 + most, device=device)
         self._began.clear()
         self.drafter.start(context)
 
@@ -125,23 +127,21 @@ class HostDrafting(Drafter):
         if not plan.num_draft_tokens:
             return
         if plan.copies is not None:
-            self._fill(plan.copies, plan)
+            self._fill(batch, plan.copies, plan)
             return
         running = {row: tokens for row, tokens in self._running(batch).items() if plan.depth_of(row)}
-        self._fill(self.drafter.propose(running, plan.num_draft_tokens) if running else {}, plan)
+        self._fill(batch, self.drafter.propose(running, plan.num_draft_tokens) if running else {}, plan)
 
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The drafts of the buffers [R, k + 1]; rows without one have the root alone."""
-        depth = plan.num_draft_tokens
-        room = torch.minimum(batch.room, self.deepest)
-        count = self.count if self.branches else torch.minimum(self.count, room)
-        drafted = (self._index[:depth] < count[:, None]) & batch.active[:, None]
-        valid = torch.cat((batch.active[:, None], drafted), dim=1)
-        tokens = torch.cat((batch.root[:, None], self.tokens[:, :depth]), dim=1)
+        nodes = 1 + plan.num_draft_tokens
+        self.tokens[:, 0] = batch.root
+        tokens, valid = self.tokens[:, :nodes], self._index[:nodes] <= self.count[:, None]
+        valid.logical_and_(batch.active[:, None])
         if self.branches:
-            parents = torch.nn.functional.pad(self.parents[:, :depth], (1, 0), value=-1)
-            tree = Tree.make(tokens, parents, valid, max_depth=depth, no_draft_reason=NoDraft.NO_MATCH)
-            tree.valid.logical_and_(tree.depth <= room[:, None])
+            parents = torch.nn.functional.pad(self.parents[:, : nodes - 1], (1, 0), value=-1)
+            tree = Tree.make(tokens, parents, valid, max_depth=nodes - 1, no_draft_reason=NoDraft.NO_MATCH)
+            tree.valid.logical_and_(tree.depth <= self.deepest[:, None])
         else:
             tree = batch.chain(tokens, valid, no_draft_reason=NoDraft.NO_MATCH)
         return replace(tree, origin=self.origin[:, None].expand_as(tokens)) if self._several else tree
@@ -152,33 +152,41 @@ class HostDrafting(Drafter):
 
     def _running(self, batch: Batch) -> dict[int, Sequence[int]]:
         """The sequences of the rows that may have a draft."""
-        room: dict[int, int] = {}
-        for row in self._began:
-            request = batch.requests[row]
-            if request is not None and request.num_draft_tokens != 0:
-                room[row] = len(request.tokens) + request.max_tokens - 1
-        return {row: tokens for row, tokens in batch.host_sequences(room).items() if len(tokens) < room[row]}
+        sequences = batch.host_sequences(self._began)
+        return {row: tokens for row, tokens in sequences.items() if _room(batch, row, len(tokens)) > 0}
 
-    def _fill(self, drafts: Mapping[int, Proposal], plan: StepPlan) -> None:
+    def _fill(self, batch: Batch, drafts: Mapping[int, Proposal], plan: StepPlan) -> None:
         buffer, most = self._host.numpy(), self.tokens.shape[1]
         buffer[:, 0] = 0
+        sequences = batch.host_sequences(drafts)
         for row, draft in drafts.items():
             tokens, above = (draft.tokens, draft.parents) if isinstance(draft, HostDraft) else (draft, None)
-            kept = list(tokens[: plan.num_draft_tokens])
+            deepest = min(plan.depth_of(row), _room(batch, row, len(sequences[row])))
+            kept = list(tokens[: plan.num_draft_tokens if self.branches else max(0, deepest)])
             if not kept:
                 continue
             if not 0 <= min(kept) <= max(kept) < self.vocab_size:
                 raise ValueError(f"draft tokens {kept} leave the target's vocabulary of {self.vocab_size}")
             count, into = len(kept), buffer[row]
-            if above is not None and self.branches:
-                above = list(above[:count])
-                if len(above) < count or any(not -1 <= parent < node for node, parent in enumerate(above)):
-                    raise ValueError(f"parents {above} of {count} draft tokens: give -1 or an earlier one's number")
-                into[3 + most : 3 + most + count] = above
-                into[3 + most : 3 + most + count] += 1
-            elif self.branches:
-                into[3 + most : 3 + most + count] = range(count)
-            into[:3] = count, plan.depth_of(row), draft.origin if isinstance(draft, HostDraft) else 0
-            into[3 : 3 + count] = kept
+            into[:3] = count, deepest, draft.origin if isinstance(draft, HostDraft) else 0
+            into[TOKENS + 1 : TOKENS + 1 + count] = kept
+            if not self.branches:
+                continue
+            if above is None:
+                above = range(-1, count - 1)
+            above = list(above[:count])
+            if len(above) < count or any(not -1 <= parent < node for node, parent in enumerate(above)):
+                raise ValueError(f"parents {above} of {count} draft tokens: give -1 or an earlier one's number")
+            into[TOKENS + most : TOKENS + most + count] = above
+            into[TOKENS + most : TOKENS + most + count] += 1
         if self._host is not self._buffer:
             self._buffer.copy_(self._host, non_blocking=True)
+
+
+def _room(batch: Batch, row: int, length: int) -> int:
+    """How many draft tokens the request of ``row`` may have after ``length`` tokens, as Batch.room."""
+    request = batch.requests[row]
+    if request is None:
+        return 0
+    left, most = len(request.tokens) + request.max_tokens - 1 - length, request.num_draft_tokens
+    return left if most is None else min(left, most)

@@ -65,4 +65,4 @@ class JoinedCopies(HostDrafter):
 
 def _promise(draft: HostDraft) -> float:
     """Accepted tokens, by the drafter's own counts and the length of the match."""
-    return (len(draft.tokens) if draft.probs is None else sum(draft.probs)) * draft.match / (1 + draft.match)
+    return draft.score * draft.match / (1 + draft.match)

@@ -87,8 +87,5 @@ class RetrievalDrafter(HostDrafter):
             match=found.match,
             most=most,
             options=options,
-            from_store=True,
         )
-        if not draft.tokens:
-            return None
-        return HostDraft(draft.tokens, draft.parents if self.branches else None, draft.match, draft.probs)
+        return draft if draft.tokens else None

@@ -12,7 +12,6 @@ from paceline.core.request import Request
 from paceline.core.token_index import (
     MAX_DRAFT,
     PlainTokenIndex,
-    SuffixDraft,
     SuffixOptions,
     TokenIndex,
     draft_from_plain,
@@ -135,10 +134,7 @@ class SuffixDrafter(HostDrafter):
         kept = [self._store(self._store_name[row]) for row in sequences]
         stores = [None if store is None else store.index for store in kept]
         found = self._draft(own, stores, added, num_draft_tokens)
-        return {row: self._as_host_draft(draft) for row, draft in zip(sequences, found, strict=True) if draft.tokens}
-
-    def _as_host_draft(self, draft: SuffixDraft) -> HostDraft:
-        return HostDraft(draft.tokens, draft.parents if self.branches else None, draft.match, draft.probs)
+        return {row: draft for row, draft in zip(sequences, found, strict=True) if draft.tokens}
 
     def _draft(
         self,
@@ -146,10 +142,10 @@ class SuffixDrafter(HostDrafter):
         stores: Sequence[TokenIndex | None],
         added: Sequence[Sequence[int]],
         most: int,
-    ) -> list[SuffixDraft]:
+    ) -> list[HostDraft]:
         if self._kernel is not None:
             return self._kernel.draft(own, stores, added, [most] * len(own))
-        found: list[SuffixDraft] = []
+        found: list[HostDraft] = []
         for index, store, tokens in zip(own, stores, added, strict=True):
             assert isinstance(index, PlainTokenIndex) and isinstance(store, PlainTokenIndex | None)
             index.append(tokens)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias, final
 
-from paceline.core.host_draft import HostDraft
+from paceline.core.host_draft import NO_TOKENS, HostDraft
 from paceline.engine.costs import StepCosts
 
 LONGEST = 64  # matched tokens that are told apart
@@ -92,6 +92,11 @@ class CopyRow:
             found.append(alive)
         return found
 
+    def first_chance(self, draft: HostDraft) -> float:
+        """The chance that its first token is accepted: no other is likelier to be."""
+        place = next(_classes(draft, self.most), None)
+        return 0.0 if place is None else 1 - self._odds() * (1 - self.rates.rate(place))
+
     def learn(self, draft: HostDraft, tokens: Sequence[int], *, shared: bool) -> None:
         """Compare ``draft`` with what came. Without ``shared`` others learn nothing from it."""
         rates = self.rates if shared else CopyRates()
@@ -118,42 +123,51 @@ NONE = CopyChoice({}, {}, 1.0)
 
 
 def choose_copies(
-    offers: Mapping[int, Sequence[HostDraft]], rows: Mapping[int, CopyRow], costs: StepCosts, *, running: int
+    offers: Mapping[int, Sequence[HostDraft]],
+    rows: Mapping[int, CopyRow],
+    costs: StepCosts,
+    *,
+    running: int,
+    fixed: float = 0.0,
 ) -> CopyChoice:
     """Of each row the draft that promises most, cut where further tokens cost more than they give.
 
+    ``fixed`` is what a step costs more that verifies any copy, in the unit of ``costs``.
     All rows are cut at the same chance to be accepted, as a token costs the same in each.
     """
-    weighed: list[tuple[int, HostDraft, list[float], list[float]]] = []
+    least = costs.least_rate(running, speedup=SWITCH, fixed=fixed)
+    offered = ((rows[row], draft) for row, several in offers.items() if row in rows for draft in several)
+    if not any(state.first_chance(draft) >= least for state, draft in offered):
+        return NONE  # as in most steps on text that copies little; what follows takes many times longer
+    weighed: list[tuple[int, HostDraft, list[float]]] = []
     for row, several in offers.items():
         state = rows.get(row)
         if state is None or not state.most:
             continue
-        best: tuple[float, HostDraft, list[float]] = (0.0, HostDraft(()), [])
+        best: tuple[float, HostDraft, list[float]] = (0.0, NO_TOKENS, [])
         for draft in several:
             chances = state.survival(draft)
             promised = sum(chances)
             if promised > best[0]:
                 best = (promised, draft, chances)
         if best[0]:
-            weighed.append((row, best[1], [-one for one in best[2]], [0.0, *accumulate(best[2])]))
-    if not weighed:
-        return NONE
-    plain, found, chosen, before = costs.of(running, running), SWITCH, list[int](), list[int]()
+            weighed.append((row, best[1], best[2]))
+    falling = sorted(-chance for _, _, chances in weighed for chance in chances)  # of all rows, negative
+    gained = [0.0, *accumulate(falling)]
+    plain, found, cut, before = costs.verifying(running, running), SWITCH, 1.0, 0
     for least in STEPS:
-        depths = [bisect_right(falling, -least) for _, _, falling, _ in weighed]
-        if depths == before or not any(depths):
+        count = bisect_right(falling, -least)
+        if count == before:
             continue
-        before = depths
-        tokens = running + sum(sums[depth] for depth, (_, _, _, sums) in zip(depths, weighed, strict=True))
-        speedup = tokens / running * plain / costs.of(running, running + sum(depths))
+        before = count
+        speedup = (running - gained[count]) / running * plain / (costs.verifying(running, running + count) + fixed)
         if speedup > found:
-            found, chosen = speedup, depths
-    if not chosen:
+            found, cut = speedup, least
+    if cut == 1.0:
         return NONE
-    kept = [(depth, one) for depth, one in zip(chosen, weighed, strict=True) if depth]
-    drafts = {row: draft.first(depth) for depth, (row, draft, _, _) in kept}
-    return CopyChoice(drafts, {row: sums[depth] for depth, (row, _, _, sums) in kept}, found)
+    kept = [(row, draft, [chance for chance in chances if chance >= cut]) for row, draft, chances in weighed]
+    drafts = {row: draft.first(len(chances)) for row, draft, chances in kept if chances}
+    return CopyChoice(drafts, {row: sum(chances) for row, _, chances in kept if chances}, found)
 
 
 def _classes(draft: HostDraft, most: int) -> Iterator[Place]:

@@ -10,7 +10,7 @@ from paceline.core.step import StepPlan, StepResult
 from paceline.core.tree import NoDraft
 from paceline.engine.copies import NONE, SWITCH, CopyChoice, CopyRow, choose_copies
 from paceline.engine.costs import StepWork
-from paceline.engine.curve import WARM
+from paceline.engine.curve import DISTURBED, WARM
 from paceline.engine.knowledge import Knowledge
 from paceline.engine.watch import Speed
 
@@ -21,7 +21,9 @@ ENOUGH = 16  # steps before a speed is told
 CHEAP = 0.02  # of a step: looking for copies that takes no more is done in every step
 PATIENCE = 4  # steps without a copy that is worth it until looking pauses
 REST, LONGEST_REST = 3, 15  # steps that it pauses for, at first and at most
-FOLLOW = 0.1  # rate at which what looking takes is followed
+FOLLOW = 0.3  # rate at which what looking and copying take is followed
+FIRST = 0.5  # of a step: copying takes at most so much more than looking, the first time it is measured
+FORGET = 0.99  # of what copying takes, with each step that only looked
 
 
 @final
@@ -49,7 +51,8 @@ class CopyPlan(Plan):
         self._asked = False  # whether copies were looked for in this step
         self._idle = self._rested = 0  # steps without a copy that was worth it, and since copies were looked for
         self._rest = REST
-        self._looking = 0.0  # share of a step
+        # Seconds of a step that looked for copies and verified none, for that, and to draft in one that verified some.
+        self._step = self._looking = self._copying = 0.0
         self._steps = self._tokens = 0
         self._seconds = self._plain_seconds = 0.0  # of all steps, and as they would be without drafts
 
@@ -72,7 +75,12 @@ class CopyPlan(Plan):
 
     @property
     def considers(self) -> bool:
-        return not self._timed or self._looking < CHEAP or self._idle < PATIENCE or self._rested >= self._rest
+        return not self._timed or self._share < CHEAP or self._idle < PATIENCE or self._rested >= self._rest
+
+    @property
+    def _share(self) -> float:
+        """Of a step, that looking for copies takes."""
+        return self._looking / self._step if self._step else 0.0
 
     def consider(self, offers: Mapping[int, Sequence[HostDraft]]) -> None:
         """What may be copied in the next step."""
@@ -85,8 +93,9 @@ class CopyPlan(Plan):
             return NONE
         rows, costs, offers = self._rows, self.knowledge.costs, self._offers
         if self._timed:
-            choice = choose_copies(offers, rows, costs, running=len(rows)) if offers else NONE
-            worth = choice.drafts and choice.speedup * (1 - self._looking) > SWITCH
+            fixed = max(0.0, self._copying - self._looking) / costs.level if self._looking and costs.level else 0.0
+            choice = choose_copies(offers, rows, costs, running=len(rows), fixed=fixed) if offers else NONE
+            worth = choice.drafts and choice.speedup * (1 - self._share) > SWITCH
             self._idle = 0 if worth else self._idle + 1
             self._rest = min(LONGEST_REST, 2 * self._rest + 1) if self._idle > PATIENCE else REST
             return choice
@@ -124,7 +133,7 @@ class CopyPlan(Plan):
 
     def observe(self, result: StepResult) -> None:
         """Learn what the step cost, and from its tokens which copies were right."""
-        self.note_looking(result)
+        self.note_drafting(result)
         self.learn(result)
         num_running, costs = result.num_running, self.knowledge.costs
         if not num_running:
@@ -140,10 +149,17 @@ class CopyPlan(Plan):
             plain = costs.of(num_running, num_running) * costs.level * result.num_tokens / num_running
         self._plain_seconds += plain
 
-    def note_looking(self, result: StepResult) -> None:
-        """Follow what looking for copies takes, where nothing else was drafted."""
-        if self._asked and result.seconds.total:
-            self._looking += FOLLOW * (result.seconds.draft / result.seconds.total - self._looking)
+    def note_drafting(self, result: StepResult) -> None:
+        """Follow what looking for copies takes, and what verifying some takes beside the forward."""
+        taken = result.seconds
+        if not self._asked or not taken.total:
+            return
+        if result.plan.copies is not None:
+            known = self._copying or min(taken.draft, self._looking + FIRST * self._step)
+            self._copying = _followed(known, taken.draft)
+        elif not result.plan.num_draft_tokens:
+            self._looking, self._step = _followed(self._looking, taken.draft), _followed(self._step, taken.total)
+            self._copying *= FORGET  # so that one slow step does not keep from copies for good
 
     def learn(self, result: StepResult) -> None:
         """Learn from the tokens of a step which of the copies on offer were right, submitted or not."""
@@ -160,3 +176,8 @@ class CopyPlan(Plan):
         if self._steps < ENOUGH or not self._plain_seconds or not self._seconds:
             return None
         return Speed(drafted=self._tokens / self._seconds, plain=self._tokens / self._plain_seconds)
+
+
+def _followed(known: float, seconds: float) -> float:
+    """What is known of a time, after it was measured to be ``seconds``."""
+    return known + FOLLOW * (min(seconds, DISTURBED * known) - known) if known else seconds

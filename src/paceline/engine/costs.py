@@ -18,6 +18,8 @@ MOST_PLANNING = 1e-4  # seconds by which one disturbed measurement of it counts
 CATCH_UP = 0.002  # of a token that the drafter has missed, until it is measured
 ROW = 0.5  # nodes that a row counts like, beyond its own, until it is measured
 REFRESH, REFRESH_SLOWER = 64, 4  # steps between two refreshes; one more after every so many, at first
+MOST_NODES = 32  # of a row, that may be the best number
+POWERS = tuple(2**power for power in range(16))
 FEW_MISSED = 2  # missed tokens per drafted one, up to which a step tells what drafting costs, not catching up
 
 
@@ -65,6 +67,7 @@ class StepCosts:
         self.catch_up = CATCH_UP  # per token that the drafter has missed
         self._caught_up = 0  # times it was measured
         self.planning = 0.0  # seconds that the controller takes for a drafted step
+        self._verifying: dict[tuple[int, int], float] = {}  # by rows and nodes, since the last refresh
 
     def __call__(self, work: StepWork) -> float:
         """The cost of a step in units of the level."""
@@ -76,6 +79,20 @@ class StepCosts:
         if not depth:
             return cost
         return cost + self.draft(depth, max(0.0, drafted - depth)) + (self.planning / self.level if self.level else 0.0)
+
+    def verifying(self, rows: int, nodes: int) -> float:
+        """The cost of a step without the drafting."""
+        cost = self._verifying.get((rows, nodes))
+        if cost is None:
+            cost = self._verifying[rows, nodes] = self.of(rows, nodes)
+        return cost
+
+    def least_rate(self, rows: int, *, speedup: float, fixed: float) -> float:
+        """The share of further nodes that must be accepted for a step of ``rows`` rows to be ``speedup`` times better
+        than a plain one, with whatever number of nodes that is least. ``fixed`` is the cost of having any.
+        """
+        least, counts = speedup / self.verifying(rows, rows), POWERS[: (MOST_NODES * rows).bit_length()]
+        return min(rows * (least * (self.verifying(rows, rows + count) + fixed) - 1) / count for count in counts)
 
     def observe(self, work: StepWork, seconds: PhaseSeconds, *, missed: int = 0) -> None:
         """Learn from a step. ``missed`` tokens had to be read by the drafter first, beyond those of the step before.
@@ -122,6 +139,7 @@ class StepCosts:
         self._refresh_at = self.num_observed + min(REFRESH, 1 + self.num_observed // REFRESH_SLOWER)
         for curve in self._curves().values():
             curve.refresh()
+        self._verifying.clear()
 
     def doubt(self, work: StepWork) -> None:
         """Believe less what was measured of such steps."""

@@ -124,7 +124,7 @@ class MixedPlan(Plan):
             self.others.stand_by(result)
         else:
             if not result.plan.num_draft_tokens:
-                self.copies.note_looking(result)
+                self.copies.note_drafting(result)
             self.copies.learn(result)
             self.others.observe(replace(result, plan=replace(result.plan, drafter=result.plan.drafter - 1)))
 

@@ -9,9 +9,11 @@ from array import array
 from collections.abc import Callable, Sequence
 from ctypes import Structure, byref, c_double, c_int64, c_void_p
 from functools import cache
+from itertools import chain
 from typing import final
 
-from paceline.core.token_index import MAX_OCCURRENCES, Occurrence, SuffixDraft, SuffixOptions, TokenIndex
+from paceline.core.host_draft import NO_TOKENS, HostDraft
+from paceline.core.token_index import MAX_OCCURRENCES, Occurrence, SuffixOptions, TokenIndex
 from paceline.kernels.cpu.instruction_set import current_set, load_kernel
 
 
@@ -86,7 +88,7 @@ class _Rows(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("rows", "width")),
         *((name, c_void_p) for name in ("own", "store", "added", "num_added", "room", "tokens", "parents", "probs")),
-        *((name, c_void_p) for name in ("count", "match", "from_store", "score")),
+        *((name, c_void_p) for name in ("count", "match")),
     ]
 
 
@@ -102,13 +104,13 @@ class KernelSuffixDrafts:
             branches=int(options.branches),
             max_depth=options.max_depth or 0,
         )
-        one = ("own", "store", "num_added", "room", "count", "match", "from_store")
+        self._branches = options.branches
+        one = ("own", "store", "num_added", "room", "count", "match")
         self._arrays = {name: array("q", bytes(8 * rows)) for name in one}
         self._arrays |= {name: array("q", bytes(8 * rows * width)) for name in ("tokens", "parents")}
-        self._probs, self._scores = array("d", bytes(8 * rows * width)), array("d", bytes(8 * rows))
+        self._probs = array("d", bytes(8 * rows * width))
         places = {name: values.buffer_info()[0] for name, values in self._arrays.items()}
-        probs, score = self._probs.buffer_info()[0], self._scores.buffer_info()[0]
-        self._rows = _Rows(width=width, probs=probs, score=score, **places)
+        self._rows = _Rows(width=width, probs=self._probs.buffer_info()[0], **places)
 
     def draft(
         self,
@@ -116,34 +118,39 @@ class KernelSuffixDrafts:
         stores: Sequence[TokenIndex | None],
         added: Sequence[Sequence[int]],
         room: Sequence[int],
-    ) -> list[SuffixDraft]:
+    ) -> list[HostDraft]:
         """Append ``added`` to each row's ``own`` index, then draft at most ``room`` tokens for each.
 
         As core/token_index.draft_from_plain.
         """
-        arrays, width, flat = self._arrays, self._width, array("q")
-        for row, (index, store, tokens) in enumerate(zip(own, stores, added, strict=True)):
-            assert isinstance(index, KernelTokenIndex) and isinstance(store, KernelTokenIndex | None)
-            arrays["own"][row] = index.address
-            arrays["store"][row] = 0 if store is None else store.address
-            arrays["num_added"][row] = len(tokens)
-            arrays["room"][row] = room[row]
-            flat.extend(tokens)
-        self._rows.rows, self._rows.added = len(own), flat.buffer_info()[0]
+        arrays, count = self._arrays, len(own)
+        arrays["own"][:count] = array("q", map(_address, own))
+        arrays["store"][:count] = array("q", map(_address, stores))
+        arrays["num_added"][:count] = array("q", map(len, added))
+        arrays["room"][:count] = array("q", room)
+        flat = array("q", chain.from_iterable(added))
+        self._rows.rows, self._rows.added = count, flat.buffer_info()[0]
         self._draft(byref(self._rows), byref(self._options))
-        found: list[SuffixDraft] = []
-        for row in range(len(own)):
-            first, count = row * width, arrays["count"][row]
-            found.append(
-                SuffixDraft(
-                    tokens=tuple(arrays["tokens"][first : first + count]),
-                    parents=tuple(arrays["parents"][first : first + count]),
-                    probs=tuple(self._probs[first : first + count]),
-                    match=arrays["match"][row],
-                    from_store=bool(arrays["from_store"][row]),
-                )
-            )
-        return found
+        return [self._found(row, count) for row, count in enumerate(arrays["count"][:count])]
+
+    def _found(self, row: int, count: int) -> HostDraft:
+        if not count:
+            return NO_TOKENS
+        arrays, first = self._arrays, row * self._width
+        parents = arrays["parents"][first : first + count].tolist() if self._branches else None
+        return HostDraft(
+            arrays["tokens"][first : first + count].tolist(),
+            parents,
+            arrays["match"][row],
+            self._probs[first : first + count].tolist(),
+        )
+
+
+def _address(index: TokenIndex | None) -> int:
+    if index is None:
+        return 0
+    assert isinstance(index, KernelTokenIndex)
+    return index.address
 
 
 @cache

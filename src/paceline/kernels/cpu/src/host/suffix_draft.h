@@ -113,8 +113,7 @@ struct SuffixRows {
     const int64_t *added, *num_added, *room;
     int64_t *tokens, *parents;      // [rows, width]
     double *probs;                  // [rows, width]
-    int64_t *count, *match, *from_store;  // [rows]
-    double *score;                  // [rows]
+    int64_t *count, *match;         // [rows]
 };
 
 inline void draft_rows(const SuffixRows &rows, const SuffixOptions &options) {
@@ -133,8 +132,7 @@ inline void draft_rows(const SuffixRows &rows, const SuffixOptions &options) {
             best_draft(*rows.store[row], context, count, false, most, options, shared);
             if (shared.score > own.score + 1e-9) draft = &shared;
         }
-        rows.count[row] = draft->count, rows.match[row] = draft->match, rows.score[row] = draft->score;
-        rows.from_store[row] = draft == &shared;
+        rows.count[row] = draft->count, rows.match[row] = draft->match;
         std::copy_n(draft->tokens, draft->count, rows.tokens + row * rows.width);
         std::copy_n(draft->parents, draft->count, rows.parents + row * rows.width);
         std::copy_n(draft->probs, draft->count, rows.probs + row * rows.width);
