@@ -214,11 +214,11 @@ class Controller(Plan):
         self._drafted_steps += 1
         self.knowledge.exploration.count()
         plain, costs, seconds = self._plain_cost(num_running), self.knowledge.costs, result.seconds.without_search
-        if plan.searches:
-            self._probes.search.spend(result.seconds.search / costs.level)
         self._probes.earn(1, plain)
         if self._timed and (sample or missed or costs.score.measured(nodes, num_running - 1) < WARM):
             costs.observe(StepWork(num_running, nodes, deepest, drafted), seconds, missed=missed)
+        if plan.searches:
+            self._probes.search.spend(result.seconds.search / costs.level)
         per_row, plain_seconds, choice = result.num_tokens / num_running, plain * costs.level, self._choice
         self._count.add(result.num_tokens, result.seconds.total, plain_seconds=plain_seconds * per_row)
         if self._timed and choice is not None and not plan.explored and not plan.num_copied:
