@@ -12,7 +12,7 @@ from paceline.engine.copies import NONE, SWITCH, CopyChoice, CopyRow, choose_cop
 from paceline.engine.costs import StepWork
 from paceline.engine.curve import DISTURBED, WARM
 from paceline.engine.knowledge import Knowledge
-from paceline.engine.watch import Speed
+from paceline.engine.watch import Speed, SpeedCount
 
 MAX_COPIED_TOKENS = 32
 SIZES = (1, 2, 4, 8, 16, MAX_COPIED_TOKENS)  # lengths of recorded steps
@@ -53,8 +53,7 @@ class CopyPlan(Plan):
         self._rest = REST
         # Seconds of a step that looked for copies and verified none, for that, and to draft in one that verified some.
         self._step = self._looking = self._copying = 0.0
-        self._steps = self._tokens = 0
-        self._seconds = self._plain_seconds = 0.0  # of all steps, and as they would be without drafts
+        self._steps, self._count = 0, SpeedCount()
 
     @property
     def max_draft_tokens(self) -> int:
@@ -142,12 +141,10 @@ class CopyPlan(Plan):
         if self._timed and (self._steps % SAMPLE == 0 or costs.score.measured(nodes, num_running - 1) < WARM):
             costs.observe(StepWork(num_running, nodes), result.seconds)
         self._steps += 1
-        self._tokens += result.num_tokens
-        self._seconds += result.seconds.total
         plain = result.seconds.total
         if nodes > num_running:
             plain = costs.of(num_running, num_running) * costs.level * result.num_tokens / num_running
-        self._plain_seconds += plain
+        self._count.add(result.num_tokens, result.seconds.total, plain_seconds=plain)
 
     def note_drafting(self, result: StepResult) -> None:
         """Follow what looking for copies takes, and what verifying some takes beside the forward."""
@@ -173,9 +170,7 @@ class CopyPlan(Plan):
     @property
     def speed(self) -> Speed | None:
         """Tokens per second so far, and what plain decoding would have given; None before enough steps."""
-        if self._steps < ENOUGH or not self._plain_seconds or not self._seconds:
-            return None
-        return Speed(drafted=self._tokens / self._seconds, plain=self._tokens / self._plain_seconds)
+        return self._count.speed if self._steps >= ENOUGH else None
 
 
 def _followed(known: float, seconds: float) -> float:
