@@ -53,7 +53,8 @@ class CopyPlan(Plan):
         self._rest = REST
         # Seconds of a step that looked for copies and verified none, for that, and to draft in one that verified some.
         self._step = self._looking = self._copying = 0.0
-        self._steps, self._count = 0, SpeedCount()
+        self._steps = self._learnt = 0  # steps of its own, and those that it learnt from
+        self._count = SpeedCount()
 
     @property
     def max_draft_tokens(self) -> int:
@@ -159,10 +160,15 @@ class CopyPlan(Plan):
             self._copying *= FORGET  # so that one slow step does not keep from copies for good
 
     def learn(self, result: StepResult) -> None:
-        """Learn from the tokens of a step which of the copies on offer were right, submitted or not."""
+        """Learn from the tokens of a step which of the copies on offer were right, submitted or not.
+
+        Where the host's work is a noticeable part of a step, those beside submitted ones teach in some steps alone.
+        """
+        verified, self._learnt = result.plan.copies or {}, self._learnt + 1
+        whole = not self._timed or self._share < CHEAP or self._idle or self._learnt % SAMPLE == 0
         for row, several in self._offers.items():
             state = self._rows.get(row)
-            if state is not None and result.tokens[row]:
+            if state is not None and result.tokens[row] and (whole or row in verified):
                 for draft in several:
                     state.learn(draft, result.tokens[row], shared=self._timed)
         self._offers, self._asked = {}, False
