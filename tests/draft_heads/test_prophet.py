@@ -17,6 +17,8 @@ def make(kind, target, *, seed=0, spread=0.3, **sizes):
     generator = torch.Generator().manual_seed(seed)
     head = DRAFT_HEADS.find(kind).make(DRAFT_HEADS.find(kind).Config(**sizes), target, generator=generator)
     for tensor in head.own_state().values():
+        if not tensor.is_floating_point():
+            continue
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
         tensor.data.add_(spread * noise.to(tensor.dtype))
     return head

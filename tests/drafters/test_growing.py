@@ -38,7 +38,7 @@ class RecordedInputs(Wrapped):
 
 
 def test_all_drafters_with_a_model_or_head_grow():
-    assert set(GROWING) == {"early_exit", "layer_skip", "model", "prophet", "linear_prophet"}
+    assert set(GROWING) == {"early_exit", "layer_skip", "model", "prophet", "linear_prophet", "eagle3"}
 
 
 @every_drafter

@@ -22,6 +22,7 @@ SERVED = {
     "early_exit": {"exit_layer": 1},
     "prophet": {"width": 16, "depth": 3},
     "linear_prophet": {"depth": 3},
+    "eagle3": {"depth": 3, "draft_vocab_size": 40},
 }
 
 

@@ -8,6 +8,7 @@ from paceline.core.registry import Registry
 DRAFT_HEADS = Registry(
     "head",
     {
+        "eagle3": "paceline.draft_heads.eagle3:Eagle3Head",
         "early_exit": "paceline.draft_heads.early_exit:EarlyExitHead",
         "linear_prophet": "paceline.draft_heads.linear_prophet:LinearProphetHead",
         "prophet": "paceline.draft_heads.prophet:ProphetHead",
