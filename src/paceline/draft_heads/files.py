@@ -21,6 +21,7 @@ from paceline.draft_heads import DRAFT_HEADS
 from paceline.draft_heads.base import DraftHead, DraftHeadConfig
 from paceline.draft_heads.formats.base import FormatError, Imported
 from paceline.draft_heads.formats.detection import read_foreign
+from paceline.draft_heads.layers import DRAFT_IDS
 from paceline.models.directory import CONFIG, is_own_head
 from paceline.models.directory import HEAD_TYPE as MODEL_TYPE
 from paceline.models.directory import is_head as is_head
@@ -62,9 +63,9 @@ def save_head(head: DraftHead, path: str | Path, *, target_name: str, fingerprin
     }
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in head.own_state().items()}
     metadata = {"format": "pt", MODEL_TYPE: json.dumps(made, sort_keys=True)}
-    replace_file(path / WEIGHTS, lambda aside: save_file(state, aside, metadata=metadata))
+    _replace(path / WEIGHTS, lambda aside: save_file(state, aside, metadata=metadata))
     text = json.dumps(record, indent=2) + "\n"
-    replace_file(path / CONFIG, lambda aside: aside.write_text(text, encoding="utf-8"))
+    _replace(path / CONFIG, lambda aside: aside.write_text(text, encoding="utf-8"))
 
 
 def read_head_config(path: str | Path) -> HeadRecord:
@@ -138,12 +139,7 @@ def _build(kind: str, config: DraftHeadConfig, state: Mapping[str, Tensor], targ
     """Raises ValueError for a configuration that does not fit ``target``, and for tensors that do not fit it."""
     # These random weights are replaced by the saved ones.
     head: DraftHead = DRAFT_HEADS.find(kind).make(config, target, generator=torch.Generator().manual_seed(0))
-    head.load_own_state(
-        {
-            name: part.to(target.device, target.dtype if part.is_floating_point() else None)
-            for name, part in state.items()
-        }
-    )
+    head.load_own_state({name: _on(target, part) for name, part in state.items()})
     return head.requires_grad_(False).eval()
 
 
@@ -161,13 +157,18 @@ def _read_weights(path: Path, record: HeadRecord) -> dict[str, Tensor]:
     made = json.loads(metadata.get(MODEL_TYPE, "{}"))
     if made.get("kind") != record.kind or type(record.config).model_validate(made["config"]) != record.config:
         raise HeadError(f"{path}: {WEIGHTS} and {CONFIG} are not of one head: {AGAIN}")
-    whole = next((name for name, part in state.items() if not part.is_floating_point()), None)
+    whole = next((name for name, part in state.items() if not part.is_floating_point() and name != DRAFT_IDS), None)
     if whole is not None:
         raise HeadError(f"{file}: {whole} holds no floats: {AGAIN}")
     return state
 
 
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+def _on(target: DecoderLM, part: Tensor) -> Tensor:
+    """On the target's device, and in its precision if it is not of integers."""
+    return part.to(target.device, target.dtype if part.is_floating_point() else part.dtype)
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file by ``write`` and move it to ``path`` once it is on the disk."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
