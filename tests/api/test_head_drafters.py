@@ -13,6 +13,7 @@ from paceline.cli import run
 from paceline.draft_heads.files import save_head
 from paceline.drafters.early_exit import EarlyExitDrafter
 from paceline.drafters.linear_prophet import LinearProphetDrafter
+from paceline.drafters.medusa import MedusaDrafter
 from paceline.drafters.prophet import ProphetDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.models.cpu.decoder import CpuDecoder
@@ -22,7 +23,12 @@ from paceline.models.native.decoder import DecoderLM
 from tests.api.checkpoints import pair
 from tests.draft_heads.test_prophet import make
 
-KINDS = {"early_exit": EarlyExitDrafter, "prophet": ProphetDrafter, "linear_prophet": LinearProphetDrafter}
+KINDS = {
+    "early_exit": EarlyExitDrafter,
+    "prophet": ProphetDrafter,
+    "linear_prophet": LinearProphetDrafter,
+    "medusa": MedusaDrafter,
+}
 SIZES = {"early_exit": {"exit_layer": 1}}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 PROMPT = [7, 3, 5, 7, 3, 5, 7]

@@ -127,5 +127,6 @@ def _drafter(
     if not target.enforce_eager:
         assert isinstance(target.lm, DecoderLM)
         pack_weights(lm, beside=target.lm)
+        head.use_kernels()
         lm = fastest(lm)
     return DRAFTERS.find(head.kind)(head=head, lm=lm, shape=shape, draws=draws)

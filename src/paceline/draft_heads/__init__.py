@@ -10,6 +10,7 @@ DRAFT_HEADS = Registry(
     {
         "early_exit": "paceline.draft_heads.early_exit:EarlyExitHead",
         "linear_prophet": "paceline.draft_heads.linear_prophet:LinearProphetHead",
+        "medusa": "paceline.draft_heads.medusa:MedusaHead",
         "prophet": "paceline.draft_heads.prophet:ProphetHead",
     },
 )

@@ -32,6 +32,11 @@ class DraftHeadConfig(BaseModel):
         """The weights in the loss of what ``Unrolled.auxiliary`` holds, by its names."""
         return {}
 
+    @property
+    def depth_weights(self) -> tuple[float, ...] | None:
+        """The weights of the depths' losses, relative to their mean, where a training does not say; None: equal."""
+        return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unrolled:
@@ -90,6 +95,9 @@ class DraftHead(nn.Module, ABC):
     @abstractmethod
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
         """Load the result of ``own_state``. Raises ValueError for missing, unexpected or misshapen tensors."""
+
+    def use_kernels(self) -> None:
+        """Prepare what it runs beside ``decoder`` for drafting with the fastest kernels; nothing may train it then."""
 
     @abstractmethod
     def unroll(

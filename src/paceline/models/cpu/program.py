@@ -116,9 +116,9 @@ def compile_input_projection(
     return (Operation * 2)(norm, product), tuple(writer.refs)
 
 
-def set_weight(product: Operation, layer: nn.Linear, point: Callable[..., int]) -> None:
+def set_weight(product: Operation, layer: nn.Linear | nn.Embedding, point: Callable[..., int]) -> None:
     """Set the weight format of ``layer`` and, by ``point``, the pointers to its weight and scales."""
-    packed = isinstance(layer, PackedLinear)
+    packed = isinstance(layer, PackedLinear | PackedEmbedding)
     matrix = layer.get_parameter("panels") if packed else layer.weight
     product.count = matrix.stride(0)
     if isinstance(layer, Int8Linear):
