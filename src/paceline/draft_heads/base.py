@@ -37,6 +37,7 @@ class Unrolled:
     logits: Tensor  # [B, A, D, V]
     position: Tensor  # [B, A, D] int64 in 0..T - 1
     weight: Tensor | None = None  # [B, A, D] weight in the loss, 0 beyond the sequence; None: 1
+    stops_at_unlearned: bool = False  # whether no entry of a draft counts after one whose token has no loss
 
 
 class DraftHead(nn.Module, ABC):

@@ -22,6 +22,7 @@ DRAFTERS = Registry(
         "slem": "paceline.drafters.slem:SlemDrafter",
         "prophet": "paceline.drafters.prophet:ProphetDrafter",
         "linear_prophet": "paceline.drafters.linear_prophet:LinearProphetDrafter",
+        "block": "paceline.drafters.block:BlockDrafter",
     },
     group="paceline.drafters",
     base="paceline.drafters.base:Drafter",

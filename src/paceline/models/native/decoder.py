@@ -141,6 +141,12 @@ class DecoderLM(DecoderOnly, nn.Module):
         """The same from input embeddings [B, T, H]."""
         return self._causal(hidden, self._causally(hidden, segment), taps, logits_for)
 
+    def from_embeds(
+        self, hidden: Tensor, attend: Attend, *, taps: Sequence[int] = (), logits_for: LogitsFor = LogitsFor.ALL
+    ) -> Output:
+        """The same from input embeddings [B, n, H] through an attention of the caller's."""
+        return self._causal(hidden, attend, taps, logits_for)
+
     def _causally(self, whole: Tensor, segment: Tensor | None) -> CausalAttention:
         rows, length = whole.shape[:2]
         self._refuse_beyond_window(length)

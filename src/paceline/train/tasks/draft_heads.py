@@ -130,6 +130,8 @@ class DraftHeadTask(Task):
         )
         position = unrolled.position
         weight = learned_mask(batch).gather(1, position.flatten(1)).view_as(position).float()
+        if unrolled.stops_at_unlearned:
+            weight = weight.cumprod(-1)
         if unrolled.weight is not None:
             weight = weight * unrolled.weight
         if trained.depth_weights is not None:
