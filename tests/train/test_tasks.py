@@ -214,3 +214,44 @@ def test_depth_weights_are_relative():
     assert losses[3] != pytest.approx(losses[0])
     with pytest.raises(ValueError, match="2 depth weights for the head 'tap', which learns 3 depths"):
         heads(model(), depth_weights=(1.0, 1.0))(whole, DRAWS)
+
+
+class AuxiliaryConfig(LastConfig):
+    draft_vocab_size: int | None = 20
+
+    @property
+    def auxiliary_weights(self):
+        return {"size": 0.25}
+
+
+class AuxiliaryHead(LastHead):
+    """Predicts a few tokens, with losses of its own: one with a weight, one without."""
+
+    def unroll(self, tokens, hidden, *, segment=None, generator=None):
+        whole = super().unroll(tokens, hidden, segment=segment, generator=generator)
+        ids = torch.arange(0, 60, 3)
+        logits = whole.logits[..., ids]
+        losses = {"size": logits.square().mean(-1), "first": logits[..., 0]}
+        return dataclasses.replace(whole, logits=logits, draft_ids=ids, auxiliary=losses)
+
+
+def test_auxiliary_losses_are_added_with_their_weights_and_logged():
+    target, whole = model(), batch(masked=True)
+    head = AuxiliaryHead.make(AuxiliaryConfig(), target, generator=torch.Generator().manual_seed(2))
+    task = DraftHeadTask(
+        target=target,
+        heads=[TrainedHead(name="aux", head=head, weight=2.0, depth_weights=(3.0, 2.0, 1.0))],
+        loss=DistillationLoss(terms={"kl": 1.0}),
+    )
+    found = task(whole, DRAWS)
+    metrics = found.metrics
+    weights = torch.tensor([1.5, 1.0, 0.5])
+    means = {name: sums for name, (sums, _) in metrics.items()}
+    assert metrics.keys() == {f"aux.{name}" for name in ("loss", "acceptance", "greedy", "size", "first")}
+    scale = LENGTH / (LENGTH * 3)
+    added = means["aux.loss"] + 0.25 * means["aux.size"] + means["aux.first"]
+    torch.testing.assert_close(found.loss, 2.0 * scale * added.sum())
+    counts = metrics["aux.size"][1]
+    torch.testing.assert_close(counts, metrics["aux.loss"][1])
+    reached = torch.stack([whole.learned[:, 1 + depth :].sum() for depth in range(3)])
+    torch.testing.assert_close(counts, weights * reached)

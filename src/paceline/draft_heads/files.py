@@ -18,6 +18,7 @@ from torch import Tensor
 from paceline import __version__
 from paceline.draft_heads import DRAFT_HEADS
 from paceline.draft_heads.base import DraftHead, DraftHeadConfig
+from paceline.draft_heads.layers import DRAFT_IDS
 from paceline.models.directory import CONFIG
 from paceline.models.directory import HEAD_TYPE as MODEL_TYPE
 from paceline.models.directory import is_head as is_head
@@ -112,7 +113,7 @@ def load_head(path: str | Path, target: DecoderLM, *, target_name: str = "this m
         record.config, target, generator=torch.Generator().manual_seed(0)
     )
     try:
-        head.load_own_state({name: part.to(target.device, target.dtype) for name, part in state.items()})
+        head.load_own_state({name: _on(target, part) for name, part in state.items()})
     except ValueError as error:
         raise HeadError(f"{path / WEIGHTS} does not fit {CONFIG}: {error}; {AGAIN}") from error
     return head.requires_grad_(False).eval()
@@ -132,10 +133,15 @@ def _read_weights(path: Path, record: HeadRecord) -> dict[str, Tensor]:
     made = json.loads(metadata.get(MODEL_TYPE, "{}"))
     if made.get("kind") != record.kind or type(record.config).model_validate(made["config"]) != record.config:
         raise HeadError(f"{path}: {WEIGHTS} and {CONFIG} are not of one head: {AGAIN}")
-    whole = next((name for name, part in state.items() if not part.is_floating_point()), None)
+    whole = next((name for name, part in state.items() if not part.is_floating_point() and name != DRAFT_IDS), None)
     if whole is not None:
         raise HeadError(f"{file}: {whole} holds no floats: {AGAIN}")
     return state
+
+
+def _on(target: DecoderLM, part: Tensor) -> Tensor:
+    """On the target's device, and in its precision if it is not of integers."""
+    return part.to(target.device, target.dtype if part.is_floating_point() else part.dtype)
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:

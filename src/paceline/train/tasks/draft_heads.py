@@ -18,7 +18,14 @@ from paceline.train.tasks.base import StepRandomness, Task, TaskOutput, sum_term
 from paceline.train.tasks.layer_skip import LayerSkip
 from paceline.train.tasks.losses import DistillationLoss
 from paceline.train.tasks.models import trained_forward
-from paceline.train.tasks.terms import LossTerm, concatenate, distillation_term, input_segments, learned_mask
+from paceline.train.tasks.terms import (
+    LossTerm,
+    auxiliary_term,
+    concatenate,
+    distillation_term,
+    input_segments,
+    learned_mask,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,4 +149,11 @@ class DraftHeadTask(Task):
                     "depths: give one for each"
                 )
             weight = weight * (depths / depths.mean())
-        return distillation_term(trained.name, self.loss, unrolled.logits, target[rows], position, weight, batch)
+        whole_target, ids = target[rows], unrolled.draft_ids
+        term = distillation_term(
+            trained.name, self.loss, unrolled.logits, whole_target, position, weight, batch, draft_ids=ids
+        )
+        for name, values in (unrolled.auxiliary or {}).items():
+            more = auxiliary_term(f"{trained.name}.{name}", values, weight, length=whole_target.shape[1])
+            term = term.plus(more.scaled(trained.head.config.auxiliary_weights.get(name, 1.0)))
+        return term

@@ -23,6 +23,10 @@ class LossTerm:
     def scaled(self, weight: float) -> "LossTerm":
         return LossTerm(self.rows * weight, self.metrics)
 
+    def plus(self, other: "LossTerm") -> "LossTerm":
+        """The sum of both over the same rows, with the metrics of both."""
+        return LossTerm(self.rows + other.rows, {**self.metrics, **other.metrics})
+
 
 def concatenate(terms: Sequence[LossTerm]) -> LossTerm:
     """One term over the rows of all ``terms``."""
@@ -62,15 +66,17 @@ def distillation_term(
     position: Tensor,
     weight: Tensor,
     batch: TrainBatch,
+    draft_ids: Tensor | None = None,
 ) -> LossTerm:
     """``draft`` logits [B, A, D, V] against ``target`` [B, T, V] at ``position`` [B, A, D], weighted by ``weight``.
 
     Sums are scaled to T entries per row, so a term's weight does not depend on the number of anchors and depths.
+    ``draft_ids`` as in DistillationLoss.
     """
     num_rows, length = target.shape[:2]
     offsets = torch.arange(num_rows, device=position.device)[:, None, None] * length
     next_token = batch.tokens[:, 1:].gather(1, position.flatten(1)).flatten()
-    output = loss(draft.flatten(0, 2), target.flatten(0, 1), (position + offsets).flatten(), next_token)
+    output = loss(draft.flatten(0, 2), target.flatten(0, 1), (position + offsets).flatten(), next_token, draft_ids)
     values, acceptance, greedy = (column.view_as(weight) for column in output)
     scale = length / weight[0].numel()
     with torch.no_grad():
@@ -78,3 +84,11 @@ def distillation_term(
         sums = {"loss": values.detach(), "acceptance": acceptance, "greedy": greedy}
         metrics = {f"{name}.{key}": torch.stack(((value * weight).sum((0, 1)), counts)) for key, value in sums.items()}
     return LossTerm((values * weight).sum((1, 2)) * scale, metrics)
+
+
+def auxiliary_term(name: str, values: Tensor, weight: Tensor, *, length: int) -> LossTerm:
+    """A loss ``values`` [B, A, D] that the head itself computes, weighted and scaled as the one above."""
+    values = values.float()
+    with torch.no_grad():
+        metrics = {name: torch.stack(((values * weight).sum((0, 1)), weight.sum((0, 1))))}
+    return LossTerm((values * weight).sum((1, 2)) * (length / weight[0].numel()), metrics)
