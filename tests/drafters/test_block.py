@@ -76,6 +76,7 @@ LAYOUTS = {
     "own mask": {},
     "anchor first": dict(anchor_first=True),
     "mask token": dict(mask_token_id=60, num_layers=2, taps=(3, 1)),
+    "draft vocabulary": dict(draft_vocab_size=40),
     "plain attention": dict(qk_norm=False, attention_bias=True, num_kv_heads=4, taps=(0,)),
 }
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
@@ -87,7 +88,10 @@ def random_head(target, layout):
     head = new_head(target, **{**SIZES, **LAYOUTS[layout]})
     generator = torch.Generator().manual_seed(1)
     for tensor in head.own_state().values():
-        tensor.data.add_(0.2 * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype))
+        if tensor.is_floating_point():
+            tensor.data.add_(0.2 * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype))
+    if head.draft_vocab is not None:
+        head.draft_vocab.set_ids(torch.arange(3, 43))
     return head.requires_grad_(False)
 
 
@@ -104,8 +108,9 @@ def check_distributions(target, head, tree, row, sequence):
         if tree.valid[row, node]:
             path = [n for n in range(1, tree.num_nodes) if tree.ancestors[row, node, n] and n != node]
             logits = unrolled(target, head, [*sequence, *(int(tree.tokens[row, n]) for n in path)])
-            found = tree.probs[row, tree.source[row, node]]
-            torch.testing.assert_close(found, logits[len(sequence) - 1, len(path)].softmax(-1))
+            wanted = logits[len(sequence) - 1, len(path)]
+            wanted = wanted if head.vocab_map is None else head.vocab_map.target_logits(wanted)
+            torch.testing.assert_close(tree.probs[row, tree.source[row, node]], wanted.softmax(-1))
 
 
 def check_steps(target, drafter, *, verifier, plan=None, steps=8):

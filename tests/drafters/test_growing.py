@@ -38,7 +38,7 @@ class RecordedInputs(Wrapped):
 
 
 def test_all_drafters_with_a_model_or_head_grow():
-    assert set(GROWING) == {"early_exit", "layer_skip", "model", "prophet", "linear_prophet"}
+    assert set(GROWING) == {"early_exit", "layer_skip", "model", "prophet", "linear_prophet", "block"}
 
 
 @every_drafter
@@ -122,7 +122,7 @@ def test_a_long_draft_starts_without_growers_for_every_depth(name):
             cache=target.new_cache(1, 8).view(),
         )
     )
-    depth = 3 if name == "linear_prophet" else length  # a head's own limit
+    depth = 3 if name in ("linear_prophet", "block") else length  # a head's own limit
     assert list(drafter.growers) == [length] and drafter.max_nodes(length) == 1 + drafter.depth == 1 + depth
     grower, _ = drafter.growers[length]
     assert grower.num_expanded == len(grower.steps) - 1 == depth - 1

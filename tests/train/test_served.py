@@ -22,6 +22,7 @@ SERVED = {
     "early_exit": {"exit_layer": 1},
     "prophet": {"width": 16, "depth": 3},
     "linear_prophet": {"depth": 3},
+    "block": {"block_size": 4, "num_layers": 1},
 }
 
 

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
 from paceline.draft_heads.block_config import BlockConfig
 from paceline.draft_heads.block_context import BlockAttention, ContextProjection
+from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.layers import (
     anchor_positions,
     load_own_tensors,
@@ -23,7 +24,6 @@ from paceline.draft_heads.layers import (
     random_weights,
     sample_anchors,
 )
-from paceline.models.base import LogitsFor
 from paceline.models.native.attention import CausalAttention
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import RMSNorm
@@ -33,7 +33,8 @@ CHUNK = 64  # anchors that are unrolled at once
 
 @final
 class BlockHead(DraftHead):
-    """``decoder`` holds the layers of the block; its embedding and LM head are the target's.
+    """``decoder`` holds the layers of the block; its embedding is the target's, and its LM head without a draft
+    vocabulary.
 
     ``norm(fc(states))`` of the concatenated taps is what keys and values of the sequence are made from, by the same
     projections in which a layer's own are.
@@ -45,7 +46,8 @@ class BlockHead(DraftHead):
     def __init__(self, config: BlockConfig, target: DecoderLM, decoder: DecoderLM) -> None:
         super().__init__()
         self.config = self.options = config
-        self.num_target_layers, size = target.num_layers, target.config.hidden_size
+        self.num_target_layers, self.target_vocab = target.num_layers, target.vocab_size
+        size = target.config.hidden_size
         self.fc = nn.Linear(len(self.taps) * size, size, bias=False)
         self.norm = RMSNorm(size, config.norm_eps)
         self.mask = nn.Embedding(1, size) if config.mask_token_id is None else None
@@ -56,11 +58,14 @@ class BlockHead(DraftHead):
         """See DraftHead. Its config says what ``config`` leaves to the target."""
         assert isinstance(config, BlockConfig)
         config = config.resolved(target.config)
+        vocab = DraftVocab.make(config.draft_vocab_size, target)
         layers = config.decoder(target.config)
         with torch.device("meta"):
             decoder = DecoderLM(layers)
             head = cls(config, target, decoder)
-        decoder.embed, decoder.head = target.embed, target.head
+        head.draft_vocab, decoder.embed = vocab, target.embed
+        if vocab is None:
+            decoder.head = target.head
         small = ("attention.output.weight", "ffn.down.weight")  # written to the residual stream
         factor = (2 * config.num_layers) ** -0.5
         drawn = random_weights(own_tensors(head.own), generator)
@@ -86,13 +91,16 @@ class BlockHead(DraftHead):
         """The parts that are not the target's."""
         own: dict[str, nn.Module] = {"fc": self.fc, "norm": self.norm}
         own |= {"decoder.blocks": self.decoder.blocks, "decoder.norm": self.decoder.norm}
+        if self.draft_vocab is not None:
+            assert self.decoder.head is not None
+            own["decoder.head"] = self.decoder.head
         return own if self.mask is None else {**own, "mask": self.mask}
 
     def own_state(self) -> dict[str, Tensor]:
-        return own_tensors(self.own)
+        return own_tensors(self.own, self.draft_vocab)
 
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        load_own_tensors(self.own, state)
+        load_own_tensors(self.own, state, self.draft_vocab)
 
     def mask_embedding(self) -> Tensor:
         """What masked slots read [H]."""
@@ -125,7 +133,7 @@ class BlockHead(DraftHead):
         anchors = sample_anchors(tokens, self.options.anchors, generator)  # [B, A]
         position, weight = anchor_positions(anchors, self.options.depth, segment, length=tokens.shape[1])
         decay = torch.arange(self.options.depth, device=weight.device) / -self.options.gamma
-        positions = CausalAttention(*tokens.shape, tokens.device, segment).positions
+        positions = CausalAttention(len(tokens), tokens.shape[1], tokens.device, segment).positions
         states = torch.cat([hidden[tap] for tap in self.taps], dim=-1)
         keys, values = self.project_context(states, positions, self.context_projection())
         found: list[Tensor] = []
@@ -144,6 +152,7 @@ class BlockHead(DraftHead):
             position=position,
             weight=weight * decay.exp(),
             stops_at_unlearned=True,
+            draft_ids=self.draft_ids,
         )
 
     def _blocks(
@@ -161,7 +170,5 @@ class BlockHead(DraftHead):
         )
         pending = self.decoder.embed_inputs(tokens.gather(1, anchors), torch.zeros_like(anchors))[:, :, None]
         masked = self.mask_embedding().expand(rows, count, size - 1, -1)
-        last = self.decoder.num_layers
-        embedded = torch.cat((pending, masked), dim=2).flatten(1, 2)
-        output = self.decoder.from_embeds(embedded, attend, taps=(last,), logits_for=LogitsFor.NONE)
-        return output.hidden[last].view(rows, count, size, -1)[:, :, self.options.first_slot :]
+        found = self.decoder.run_blocks(torch.cat((pending, masked), dim=2).flatten(1, 2), attend)
+        return found.view(rows, count, size, -1)[:, :, self.options.first_slot :]

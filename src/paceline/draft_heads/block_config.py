@@ -24,6 +24,7 @@ class BlockConfig(DraftHeadConfig):
     # predict themselves.
     anchor_first: bool = False
     mask_token_id: int | None = Field(default=None, ge=0)  # whose embedding masked slots read; None: one of its own
+    draft_vocab_size: int | None = Field(default=None, ge=1)  # None: the target's whole vocabulary, and its LM head
     num_layers: int = Field(default=2, ge=1)
     num_heads: int | None = Field(default=None, ge=1)
     num_kv_heads: int | None = Field(default=None, ge=1)
@@ -93,7 +94,7 @@ class BlockConfig(DraftHeadConfig):
         """The configuration of its layers, of resolved values: pre-norm ones, for any kind of target."""
         assert self.num_heads and self.num_kv_heads and self.head_dim and self.ffn_size
         return DecoderConfig(
-            vocab_size=target.vocab_size,
+            vocab_size=self.draft_vocab_size or target.vocab_size,
             hidden_size=target.hidden_size,
             num_layers=self.num_layers,
             num_heads=self.num_heads,
@@ -111,12 +112,12 @@ class BlockConfig(DraftHeadConfig):
             ),
             ffn=FFNConfig(),
             multipliers=replace(target.multipliers, residual=1.0),
-            tied_head=target.tied_head,
+            tied_head=target.tied_head and self.draft_vocab_size is None,
         )
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """Five taps from the second layer's input to that of the last two but one; all there are in a small target."""
-    if num_layers <= NUM_TAPS + 1:
-        return tuple(range(1, num_layers + 1))
+    """Five from the input of the third layer to that of the last but one; in a small target the last five."""
+    if num_layers < NUM_TAPS + 3:
+        return tuple(range(max(1, num_layers - NUM_TAPS + 1), num_layers + 1))
     return tuple(round(2 + i * (num_layers - 4) / (NUM_TAPS - 1)) for i in range(NUM_TAPS))

@@ -53,7 +53,7 @@ class BlockDrafter(GrowingDrafter):
         shape: Shape | None = None,
     ) -> None:
         draws = frozenset({Draw.FIXED}) if draws is None else draws
-        super().__init__(lm=head.decoder if lm is None else lm, shape=shape, draws=draws)
+        super().__init__(lm=head.decoder if lm is None else lm, shape=shape, draws=draws, vocab=head.vocab_map)
         self.head = head
         self.taps = head.taps
 
@@ -91,7 +91,7 @@ class BlockDrafter(GrowingDrafter):
         self.next_lag = num_tokens + (0 if self.overflows else left)
 
     def check_target(self, context: DrafterContext) -> None:
-        made_for = (self.head.num_target_layers, self.head.decoder.vocab_size)
+        made_for = (self.head.num_target_layers, self.head.target_vocab)
         given = (context.target.num_layers, context.vocab_size)
         if made_for != given:
             raise ValueError(
@@ -132,7 +132,7 @@ class BlockDrafter(GrowingDrafter):
         self.logits: Tensor | None = None  # [B, D, V] while a draft grows
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
-        """Read the states of the prompts up to their roots; a prefix is copied from its source, or read from its queue."""
+        """Read the states of prompts up to their roots; a prefix is copied from its source, or read from its queue."""
         view = self.lm.admit(self.cache, admission)
         if admission.max_prefix_length:
             self._read(view, self.unread.states[admission.source, :-1], admission.prefix_length - view.length)
