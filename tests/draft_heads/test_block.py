@@ -16,7 +16,9 @@ LAYOUTS = {
     "own mask": {},
     "anchor first": dict(anchor_first=True, block_size=3),
     "mask token": dict(mask_token_id=60, taps=(3, 1)),
-    "draft vocabulary": dict(draft_vocab_size=40),
+    "draft vocabulary": dict(draft_vocab_size=40, markov_rank=3),
+    "confidence": dict(confidence=True),
+    "markov": dict(anchor_first=True, block_size=3, markov_rank=5, confidence=True),
     "plain attention": dict(qk_norm=False, attention_bias=True, num_kv_heads=4, taps=(0,)),
 }
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
@@ -82,18 +84,22 @@ def test_every_own_tensor_gets_a_gradient_and_none_is_the_targets(layout, chunk,
     """For targets of every architecture, with detached hidden states; in chunks as at once."""
     monkeypatch.setattr("paceline.draft_heads.block.CHUNK", chunk)
     _, target = pair(layout, torch.float64)
-    head = make("block", target, **SIZES)
+    head = make("block", target, markov_rank=3, confidence=True, **SIZES)
     own = head.own_state()
     shared = {parameter.data_ptr() for parameter in target.parameters()}
     assert own and not shared & {tensor.data_ptr() for tensor in own.values()}
     tokens = texts(2, 7)
-    head.unroll(tokens, states(target, tokens, head)).logits.log_softmax(-1)[..., 3].sum().backward()
+    found = head.unroll(tokens, states(target, tokens, head))
+    (found.logits.log_softmax(-1)[..., 3].sum() + found.confidence.sigmoid().sum()).backward()
     for name, tensor in own.items():
         assert tensor.grad is not None and tensor.grad.abs().max() > 0, name
     assert all(parameter.grad is None for parameter in target.parameters())
 
 
-@every_layout
+WITHOUT_MARKOV = [layout for layout in LAYOUTS if "markov_rank" not in LAYOUTS[layout]]
+
+
+@pytest.mark.parametrize("layout", WITHOUT_MARKOV)
 def test_a_block_sees_its_anchor_and_the_states_before_it_alone(layout):
     """Not the tokens that it predicts, nor what the target made of them or of the anchor."""
     _, target = tiny.target()
@@ -111,6 +117,35 @@ def test_a_block_sees_its_anchor_and_the_states_before_it_alone(layout):
         other[0, index] = (tokens[0, index] + 1) % 60
         moved = (head.unroll(other, hidden).logits[0, 5] - before).abs().amax(-1) > 1e-9
         assert moved.tolist() == [index == 5] * 3, index
+
+
+@pytest.mark.parametrize("with_markov", [False, True])
+def test_a_markov_head_reads_the_token_before_and_confidence_never_the_token_itself(with_markov):
+    """Depth d predicts token 6 + d."""
+    _, target = tiny.target()
+    head = make("block", target, **{**SIZES, **LAYOUTS["markov"], "confidence_with_markov": with_markov})
+    tokens = texts(1, 9)
+    hidden = states(target, tokens, head)
+    before = head.unroll(tokens, hidden)
+    for index in range(9):
+        other = tokens.clone()
+        other[0, index] = (tokens[0, index] + 1) % 60
+        found = head.unroll(other, hidden)
+        moved = (found.logits - before.logits)[0, 5].abs().amax(-1) > 1e-9
+        assert moved.tolist() == [index in (5, 5 + depth) for depth in range(3)], index
+        moved = (found.confidence - before.confidence)[0, 5].abs() > 1e-9
+        assert moved.tolist() == [index == 5 or (with_markov and index == 5 + depth) for depth in range(3)], index
+
+
+def test_what_a_markov_head_cannot_be_is_refused():
+    _, target = tiny.target()
+    for kind in ("gated", "rnn"):
+        with pytest.raises(ValueError, match=f"markov_head='{kind}' is not supported: 'vanilla' alone is"):
+            make("block", target, markov_head=kind, markov_rank=2)
+    with pytest.raises(ValueError, match=r"confidence_with_markov and no matrix .* give markov_rank too"):
+        make("block", target, confidence=True, confidence_with_markov=True)
+    head = BlockHead.make(BlockConfig(markov_rank=2), target, generator=torch.Generator())
+    assert not head.markov(torch.arange(3)).any()  # a new one adds nothing
 
 
 def test_the_order_of_taps_is_that_in_which_they_are_concatenated():

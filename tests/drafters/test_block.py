@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from paceline.core.early_stop import LEVELS, StopRule, level_of_odds, noted_levels
+from paceline.core.plan import Fixed
 from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.draft_heads.block import BlockConfig, BlockHead
@@ -76,16 +78,17 @@ LAYOUTS = {
     "own mask": {},
     "anchor first": dict(anchor_first=True),
     "mask token": dict(mask_token_id=60, num_layers=2, taps=(3, 1)),
-    "draft vocabulary": dict(draft_vocab_size=40),
+    "draft vocabulary": dict(draft_vocab_size=40, markov_rank=3),
+    "markov": dict(markov_rank=5, anchor_first=True, confidence=True),
     "plain attention": dict(qk_norm=False, attention_bias=True, num_kv_heads=4, taps=(0,)),
 }
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 SHAPES = {"chain": None, "tree": Topology.branching((2, 1, 2))}
 
 
-def random_head(target, layout):
+def random_head(target, layout, **options):
     """A head of which every tensor is random."""
-    head = new_head(target, **{**SIZES, **LAYOUTS[layout]})
+    head = new_head(target, **{**SIZES, **LAYOUTS[layout], **options})
     generator = torch.Generator().manual_seed(1)
     for tensor in head.own_state().values():
         if tensor.is_floating_point():
@@ -147,6 +150,54 @@ def test_distributions_of_drafts_are_those_of_the_training_layout(shape, layout)
     assert {0, 1} <= set(accepted)
 
 
+NEVER = StopRule(((1.0,) * LEVELS,) * len(PROMPTS), (0.0,) * len(PROMPTS))
+
+
+@pytest.mark.parametrize("with_markov", [False, True])
+def test_the_confidence_head_says_how_sure_each_token_is(with_markov):
+    """What the controller hears of a draft is what training has the head say, given the tokens before."""
+    _, target = models.target()
+    head = random_head(target, "markov", confidence_with_markov=with_markov)
+    drafter = BlockDrafter(head=head, draws=frozenset({Draw.IID}))
+    decoder = decoder_for(drafter, "rejection", target=target, k=3, rows=len(PROMPTS), max_length=128)
+    requests = [request(p, max_tokens=100, seed=i, temperature=1.0) for i, p in enumerate(PROMPTS)]
+    decoder.admit(requests, range(len(PROMPTS)))
+    found = set()
+    for _ in range(4):
+        sequences = [decoder.batch.tokens[row, : decoder.batch.length[row]].tolist() for row in range(len(PROMPTS))]
+        plan = StepPlan(3, stop=NEVER)
+        decoder.begin_step(plan)
+        with torch.inference_mode():
+            tree = decoder.draft(plan)
+            scores = decoder.score(tree)
+            decoder.observe(tree, decoder.decide(tree, scores), scores)
+        for row, note in enumerate(decoder.results().confidence):
+            tokens = torch.tensor([[*sequences[row], *tree.tokens[row, 1:].tolist()]])
+            with torch.no_grad():
+                said = head.unroll(tokens, target.causal(tokens, taps=head.taps).hidden).confidence
+            levels = level_of_odds(said[0, len(sequences[row]) - 1])[:3].tolist()
+            assert noted_levels(note, 3) == levels
+            found.update(levels)
+    assert len(found) > 2
+
+
+def test_chains_end_where_the_confidence_head_says_so():
+    """With its distributions as they are, and its output the same."""
+    model, target = guessable_target()
+    head = tiny(target, confidence=True).head
+    asked = [request(p, max_tokens=24) for p in PROMPTS]
+    rule = StopRule((tuple(level / LEVELS for level in range(1, LEVELS + 1)),) * len(PROMPTS), (0.5,) * len(PROMPTS))
+    for bias, ends in ((9.0, False), (-9.0, True)):
+        with torch.no_grad():
+            head.confidence.weight.zero_()
+            head.confidence.bias.fill_(bias)
+        plan = Fixed(3)
+        plan.step = StepPlan(3, stop=rule)
+        result = run(BlockDrafter(head=head), "coupled", asked, target=target, plan=plan)
+        assert result.texts == [expected(one, model) for one in asked]
+        assert (sum(result.summary.drafted) == 0) == ends
+
+
 PLANS = [(3, 0), (0, 0, 0, 0, 3), (3, *(0,) * (MAX_SKIPPED_STEPS + 9), 3)]
 
 
@@ -155,6 +206,12 @@ def test_states_of_steps_without_a_draft_are_read_before_the_next(lengths):
     _, target = models.target()
     drafter = BlockDrafter(head=random_head(target, "own mask"), draws=frozenset({Draw.IID}))
     check_steps(target, drafter, verifier="rejection", plan=Alternating(*lengths), steps=len(lengths) + 2)
+
+
+def test_it_offers_draws_where_tokens_depend_on_those_before():
+    _, target = models.target()
+    draws = [BlockDrafter(head=random_head(target, layout)).draws for layout in ("own mask", "markov")]
+    assert draws == [{Draw.FIXED}, set(Draw)]
 
 
 @pytest.mark.parametrize("layout", ["own mask", "anchor first"])

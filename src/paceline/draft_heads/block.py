@@ -1,5 +1,8 @@
 """A head that drafts a block of tokens in one forward (DFlash, 2602.06036): masked slots that all see each other.
 
+With a Markov head (DSpark, 2607.05147) the token before each adds logits of its own, and a confidence head says how
+likely each is to be accepted.
+
 Every layer also attends to the sequence before the block, whose keys and values are made from the target's hidden
 states. B rows, T tokens, n positions, A anchors, D depths, b slots of a block, L layers, S taps, H hidden size, K
 key-value heads, E head size, V vocabulary.
@@ -32,6 +35,20 @@ CHUNK = 64  # anchors that are unrolled at once
 
 
 @final
+class MarkovHead(nn.Module):
+    """A matrix of logits by the token before, of a low rank: ``after`` [K, r] times ``before`` [V, r]."""
+
+    def __init__(self, target_vocab: int, vocab: int, rank: int) -> None:
+        super().__init__()
+        self.before = nn.Embedding.from_pretrained(torch.empty(target_vocab, rank), freeze=False)
+        self.after = nn.Linear(rank, vocab, bias=False)
+
+    def forward(self, before: Tensor) -> Tensor:
+        """Logits [..., K] after the tokens ``before`` [...]."""
+        return self.after(self.before(before))
+
+
+@final
 class BlockHead(DraftHead):
     """``decoder`` holds the layers of the block; its embedding is the target's, and its LM head without a draft
     vocabulary.
@@ -50,7 +67,12 @@ class BlockHead(DraftHead):
         size = target.config.hidden_size
         self.fc = nn.Linear(len(self.taps) * size, size, bias=False)
         self.norm = RMSNorm(size, config.norm_eps)
-        self.mask = nn.Embedding(1, size) if config.mask_token_id is None else None
+        own_mask = config.mask_token_id is None
+        self.mask = nn.Embedding.from_pretrained(torch.empty(1, size), freeze=False) if own_mask else None
+        rank, vocab = config.markov_rank, decoder.vocab_size
+        self.markov = MarkovHead(target.vocab_size, vocab, rank) if rank else None
+        width = size + (rank if config.confidence_with_markov else 0)
+        self.confidence = nn.Linear(width, 1) if config.confidence else None
         self.decoder = decoder
 
     @classmethod
@@ -70,6 +92,8 @@ class BlockHead(DraftHead):
         factor = (2 * config.num_layers) ** -0.5
         drawn = random_weights(own_tensors(head.own), generator)
         drawn = {name: part * factor if name.endswith(small) else part for name, part in drawn.items()}
+        if head.markov is not None:
+            drawn["markov.after.weight"].zero_()
         biases = {name: torch.zeros_like(part) for name, part in drawn.items() if name.endswith(".bias")}
         materialize(head.own, {**drawn, **biases}, target)
         assert decoder.rotary is not None
@@ -94,7 +118,8 @@ class BlockHead(DraftHead):
         if self.draft_vocab is not None:
             assert self.decoder.head is not None
             own["decoder.head"] = self.decoder.head
-        return own if self.mask is None else {**own, "mask": self.mask}
+        more = {"mask": self.mask, "markov": self.markov, "confidence": self.confidence}
+        return own | {name: part for name, part in more.items() if part is not None}
 
     def own_state(self) -> dict[str, Tensor]:
         return own_tensors(self.own, self.draft_vocab)
@@ -121,6 +146,22 @@ class BlockHead(DraftHead):
         table = self.decoder.rotary(positions, states.dtype)
         return projection(self.norm(self.fc(states)), table)
 
+    def add_markov(self, logits: Tensor, before: Tensor) -> Tensor:
+        """``logits`` [..., K] and what the tokens ``before`` [...] add to them."""
+        return logits if self.markov is None else logits + self.markov(before)
+
+    def predict_confidence(self, states: Tensor, before: Tensor) -> Tensor:
+        """Log odds [...] of acceptance of tokens after ``before`` [...] by ``states`` [..., H] after the last layer.
+
+        The tokens themselves are not read.
+        """
+        assert self.confidence is not None
+        read = self.decoder.norm(states)
+        if self.options.confidence_with_markov:
+            assert self.markov is not None
+            read = torch.cat((read, self.markov.before(before)), dim=-1)
+        return self.confidence(read)[..., 0]
+
     def unroll(
         self,
         tokens: Tensor,
@@ -146,9 +187,11 @@ class BlockHead(DraftHead):
                 again = checkpoint(self._blocks, *given, use_reentrant=False, preserve_rng_state=False)
                 assert isinstance(again, Tensor)
                 found.append(again)
-        logits = self.decoder.compute_logits(torch.cat(found, dim=1).flatten(1, 2))
+        streams, before = torch.cat(found, dim=1), tokens.gather(1, position.flatten(1)).view_as(position)
+        logits = self.decoder.compute_logits(streams.flatten(1, 2)).view(*position.shape, -1)
         return Unrolled(
-            logits=logits.view(*position.shape, -1),
+            logits=self.add_markov(logits, before),
+            confidence=None if self.confidence is None else self.predict_confidence(streams, before),
             position=position,
             weight=weight * decay.exp(),
             stops_at_unlearned=True,

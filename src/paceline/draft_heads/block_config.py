@@ -32,15 +32,24 @@ class BlockConfig(DraftHeadConfig):
     ffn_size: int | None = Field(default=None, ge=1)
     qk_norm: bool = True  # norms of queries and keys, by head
     attention_bias: bool = False  # of all four projections
+    markov_rank: int = Field(default=0, ge=0)  # of the matrix of logits that the token before adds; 0: none
+    markov_head: str = "vanilla"  # how it is made; no other is known
+    confidence: bool = False  # whether it predicts the acceptance of each token
+    confidence_with_markov: bool | None = None  # whether this reads the token before; None: where there is a matrix
     norm_eps: float = Field(default=1e-6, gt=0)
     rope: dict[str, Any] = Field(default_factory=lambda: dict(ROPE))  # as rope_parameters in a config.json
     max_positions: int | None = Field(default=None, ge=1)  # of its training; read by some kinds of rope alone
     anchors: int | None = Field(default=64, ge=1)  # blocks drawn per row in training; None: one at every token
+    confidence_weight: float = Field(default=1.0, ge=0)  # of the loss of these predictions
     gamma: float = Field(default=4.0, gt=0)  # the loss of the token at depth d (from 0) is weighted by exp(-d / gamma)
 
     @property
     def trained_depth(self) -> int | None:
         return self.depth
+
+    @property
+    def auxiliary_weights(self) -> Mapping[str, float]:
+        return {"confidence": self.confidence_weight}
 
     @property
     def depth(self) -> int:
@@ -64,12 +73,18 @@ class BlockConfig(DraftHeadConfig):
             raise ValueError(f"taps={list(taps)}: give different ones from 0 to {target.num_layers}, at least one")
         if self.mask_token_id is not None and self.mask_token_id >= target.vocab_size:
             raise ValueError(f"mask_token_id={self.mask_token_id}: the target has {target.vocab_size} tokens; give one")
+        if self.markov_head != "vanilla":
+            raise ValueError(f"markov_head={self.markov_head!r} is not supported: 'vanilla' alone is")
+        if self.confidence_with_markov and not self.markov_rank:
+            raise ValueError("confidence_with_markov and no matrix that it could read: give markov_rank too")
+        with_markov = bool(self.markov_rank) if self.confidence_with_markov is None else self.confidence_with_markov
         values = {
             "taps": taps,
             "num_heads": heads,
             "num_kv_heads": kv_heads,
             "head_dim": self.head_dim or target.head_dim,
             "ffn_size": self.ffn_size or target.ffn_size,
+            "confidence_with_markov": self.confidence and with_markov,
             "max_positions": self.max_positions or target.max_positions,
         }
         resolved = self.model_copy(update=values)

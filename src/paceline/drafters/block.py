@@ -35,9 +35,12 @@ class BlockDrafter(GrowingDrafter):
     states of a step are queued, and read before the next draft. One forward gives the distributions of all depths.
 
     They are independent of each other: tokens that are drawn from them one by one fit badly together, so by default
-    (``draws`` None) the likeliest ones are proposed. Any other draw is as exact. ``shape`` (None: a chain) is what it
-    drafts, no deeper than a block. ``lm`` (None: the head's decoder) runs ``head.decoder``. Raises ValueError if the
-    shape allows none of the draws.
+    (``draws`` None) the likeliest ones are proposed. Any other draw is as exact. With a Markov head (DSpark,
+    2607.05147), which is asked token by token, each has a distribution that depends on the one before, and all draws
+    are offered. With a confidence head, this says where chains end early.
+
+    ``shape`` (None: a chain) is what it drafts, no deeper than a block. ``lm`` (None: the head's decoder) runs
+    ``head.decoder``. Raises ValueError if the shape allows none of the draws.
     """
 
     inputs = frozenset({DraftInput.EMBEDDING, DraftInput.HIDDEN})
@@ -52,10 +55,12 @@ class BlockDrafter(GrowingDrafter):
         draws: frozenset[Draw] | None = None,
         shape: Shape | None = None,
     ) -> None:
-        draws = frozenset({Draw.FIXED}) if draws is None else draws
+        draws = frozenset({Draw.FIXED}) if draws is None and head.markov is None else draws
         super().__init__(lm=head.decoder if lm is None else lm, shape=shape, draws=draws, vocab=head.vocab_map)
         self.head = head
         self.taps = head.taps
+        if head.confidence is not None:
+            self.confidence = self._confidence
 
     @property
     def slot_bytes(self) -> int:
@@ -171,15 +176,22 @@ class BlockDrafter(GrowingDrafter):
         last, first = self.head.options.num_layers, self.head.options.first_slot
         resume = Resume(layer=0, hidden=self.hidden, ready=self.masked, first=0)
         output = self.lm(tree, self.cache, taps=(last,), logits_for=LogitsFor.NONE, resume=resume)
-        found = output.hidden[last][:, first : first + self.draft_depth].contiguous()
-        self.logits = self._logits(found)
-        return self.logits[:, :1]
+        self.streams = output.hidden[last][:, first : first + self.draft_depth].contiguous()
+        self.logits, self.scored = self._logits(self.streams), (batch.root, 0)
+        return self.head.add_markov(self.logits[:, :1], batch.root[:, None])
 
     def score_nodes(self, forest: Tree, start: int) -> Tensor:
         """The logits of the depth below each node."""
         assert self.logits is not None
         below = forest.depth[:, start:, None] + 1  # of the nodes' children, less 1
-        return self.logits.gather(1, below.expand(-1, -1, self.logits.shape[-1]))
+        tokens = forest.tokens[:, start:]
+        self.scored = tokens[:, -1], forest.max_depth + 1
+        return self.head.add_markov(self.logits.gather(1, below.expand(-1, -1, self.logits.shape[-1])), tokens)
+
+    def _confidence(self) -> Tensor:
+        """See tree/base.ConfidenceScorer; of chains alone."""
+        before, depth = self.scored
+        return self.head.predict_confidence(self.streams[:, depth], before)
 
     def finish(self, batch: Batch, grown: GrownTree) -> Tree:
         self.logits = None

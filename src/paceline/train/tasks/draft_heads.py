@@ -151,7 +151,16 @@ class DraftHeadTask(Task):
             weight = weight * (depths / depths.mean())
         whole_target, ids = target[rows], unrolled.draft_ids
         term = distillation_term(
-            trained.name, self.loss, unrolled.logits, whole_target, position, weight, batch, draft_ids=ids
+            trained.name,
+            self.loss,
+            unrolled.logits,
+            whole_target,
+            position,
+            weight,
+            batch,
+            draft_ids=ids,
+            confidence=unrolled.confidence,
+            confidence_weight=trained.head.config.auxiliary_weights.get("confidence", 1.0),
         )
         for name, values in (unrolled.auxiliary or {}).items():
             more = auxiliary_term(f"{trained.name}.{name}", values, weight, length=whole_target.shape[1])
