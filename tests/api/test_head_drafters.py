@@ -182,6 +182,6 @@ def test_inspect_describes_a_head_and_its_target(folder, capsys):
     assert run(["inspect", str(folder / "prophet"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)["head"]
     assert (said["kind"], said["of"], said["num_states"]) == ("prophet", str(pair().target), 2)
-    assert said["precision"] == ["F64"] and said["parameters"] > 1000
+    assert said["precision"] == ["float64"] and said["parameters"] > 1000
     assert run(["inspect", str(folder / "prophet")]) == 0
     assert "key-value heads" in capsys.readouterr().out
