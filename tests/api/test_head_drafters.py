@@ -11,6 +11,7 @@ from paceline.api.loading import load
 from paceline.bench.tree_search import advise_tree
 from paceline.cli import run
 from paceline.draft_heads.files import save_head
+from paceline.drafters.block import BlockDrafter
 from paceline.drafters.early_exit import EarlyExitDrafter
 from paceline.drafters.linear_prophet import LinearProphetDrafter
 from paceline.drafters.medusa import MedusaDrafter
@@ -28,8 +29,9 @@ KINDS = {
     "prophet": ProphetDrafter,
     "linear_prophet": LinearProphetDrafter,
     "medusa": MedusaDrafter,
+    "block": BlockDrafter,
 }
-SIZES = {"early_exit": {"exit_layer": 1}}
+SIZES = {"early_exit": {"exit_layer": 1}, "block": {"block_size": 4}}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 PROMPT = [7, 3, 5, 7, 3, 5, 7]
 PARAMS = paceline.SamplingParams(max_tokens=16, temperature=0.8, seed=3)

@@ -39,7 +39,7 @@ class RecordedInputs(Wrapped):
 
 
 def test_all_drafters_with_a_model_or_head_grow():
-    assert set(GROWING) == {"early_exit", "layer_skip", "model", "prophet", "linear_prophet", "medusa"}
+    assert set(GROWING) == {"early_exit", "layer_skip", "model", "prophet", "linear_prophet", "medusa", "block"}
 
 
 @every_drafter
@@ -123,7 +123,8 @@ def test_a_long_draft_starts_without_growers_for_every_depth(name):
             cache=target.new_cache(1, 8).view(),
         )
     )
-    depth = drafter.head.sizes.depth if name in ("linear_prophet", "medusa") else length  # a head's own limit
+    own = {"linear_prophet", "medusa", "block"}  # whose heads have a limit
+    depth = drafter.head.config.trained_depth if name in own else length
     assert list(drafter.growers) == [length] and drafter.max_nodes(length) == 1 + drafter.depth == 1 + depth
     grower, _ = drafter.growers[length]
     assert grower.num_expanded == len(grower.steps) - 1 == depth - 1

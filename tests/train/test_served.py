@@ -23,6 +23,7 @@ SERVED = {
     "prophet": {"width": 16, "depth": 3},
     "linear_prophet": {"depth": 3},
     "medusa": {"depth": 3, "num_blocks": 2},
+    "block": {"block_size": 4, "num_layers": 1},
 }
 
 

@@ -23,6 +23,7 @@ DRAFTERS = Registry(
         "prophet": "paceline.drafters.prophet:ProphetDrafter",
         "linear_prophet": "paceline.drafters.linear_prophet:LinearProphetDrafter",
         "medusa": "paceline.drafters.medusa:MedusaDrafter",
+        "block": "paceline.drafters.block:BlockDrafter",
     },
     group="paceline.drafters",
     base="paceline.drafters.base:Drafter",
