@@ -24,6 +24,7 @@ class BlockConfig(DraftHeadConfig):
     # predict themselves.
     anchor_first: bool = False
     mask_token_id: int | None = Field(default=None, ge=0)  # whose embedding masked slots read; None: one of its own
+    embedding_scale: float | None = None  # factor of the target's embeddings; None: the target's own
     draft_vocab_size: int | None = Field(default=None, ge=1)  # None: the target's whole vocabulary, and its LM head
     num_layers: int = Field(default=2, ge=1)
     num_heads: int | None = Field(default=None, ge=1)
@@ -108,6 +109,9 @@ class BlockConfig(DraftHeadConfig):
     def decoder(self, target: DecoderConfig) -> DecoderConfig:
         """The configuration of its layers, of resolved values: pre-norm ones, for any kind of target."""
         assert self.num_heads and self.num_kv_heads and self.head_dim and self.ffn_size
+        multipliers = replace(target.multipliers, residual=1.0)
+        if self.embedding_scale is not None:
+            multipliers = replace(multipliers, embedding=self.embedding_scale, round_embedding=False)
         return DecoderConfig(
             vocab_size=self.draft_vocab_size or target.vocab_size,
             hidden_size=target.hidden_size,
@@ -126,7 +130,7 @@ class BlockConfig(DraftHeadConfig):
                 norm_span=NormSpan.HEAD if self.qk_norm else None,
             ),
             ffn=FFNConfig(),
-            multipliers=replace(target.multipliers, residual=1.0),
+            multipliers=multipliers,
             tied_head=target.tied_head and self.draft_vocab_size is None,
         )
 
