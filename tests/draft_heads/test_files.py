@@ -25,6 +25,7 @@ from tests.draft_heads.test_prophet import make, states
 from tests.models.layouts import pair, texts
 
 KINDS = {"prophet": dict(num_states=3), "linear_prophet": dict(depth=2), "medusa": dict(num_blocks=2)}
+KINDS |= {"hydra": dict(num_blocks=2), "mlp_speculator": dict(tied=True)}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 

@@ -20,6 +20,7 @@ from tests.engine.wrapped import Wrapped
 from tests.harness import Alternating, decoder_for, expected, request, run, tiny_drafter
 
 GROWING = [name for name in DRAFTERS.builtin if issubclass(DRAFTERS.find(name), GrowingDrafter)]
+FEATURE_HEADS = ("medusa", "hydra", "mlp_speculator")
 every_drafter = pytest.mark.parametrize("name", GROWING)
 
 
@@ -39,7 +40,7 @@ class RecordedInputs(Wrapped):
 
 
 def test_all_drafters_with_a_model_or_head_grow():
-    assert set(GROWING) == {"early_exit", "layer_skip", "model", "prophet", "linear_prophet", "medusa"}
+    assert set(GROWING) == {"early_exit", "layer_skip", "model", "prophet", "linear_prophet", *FEATURE_HEADS}
 
 
 @every_drafter
@@ -123,7 +124,7 @@ def test_a_long_draft_starts_without_growers_for_every_depth(name):
             cache=target.new_cache(1, 8).view(),
         )
     )
-    depth = drafter.head.sizes.depth if name in ("linear_prophet", "medusa") else length  # a head's own limit
+    depth = drafter.head.sizes.depth if name in ("linear_prophet", *FEATURE_HEADS) else length  # a head's own limit
     assert list(drafter.growers) == [length] and drafter.max_nodes(length) == 1 + drafter.depth == 1 + depth
     grower, _ = drafter.growers[length]
     assert grower.num_expanded == len(grower.steps) - 1 == depth - 1

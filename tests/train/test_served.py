@@ -23,6 +23,8 @@ SERVED = {
     "prophet": {"width": 16, "depth": 3},
     "linear_prophet": {"depth": 3},
     "medusa": {"depth": 3, "num_blocks": 2},
+    "hydra": {"depth": 3},
+    "mlp_speculator": {"depth": 3, "tied": True},
 }
 
 

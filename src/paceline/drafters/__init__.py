@@ -23,6 +23,8 @@ DRAFTERS = Registry(
         "prophet": "paceline.drafters.prophet:ProphetDrafter",
         "linear_prophet": "paceline.drafters.linear_prophet:LinearProphetDrafter",
         "medusa": "paceline.drafters.medusa:MedusaDrafter",
+        "hydra": "paceline.drafters.hydra:HydraDrafter",
+        "mlp_speculator": "paceline.drafters.mlp_speculator:MLPSpeculatorDrafter",
     },
     group="paceline.drafters",
     base="paceline.drafters.base:Drafter",
