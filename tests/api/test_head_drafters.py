@@ -13,8 +13,10 @@ from paceline.cli import run
 from paceline.draft_heads.files import save_head
 from paceline.drafters.block import BlockDrafter
 from paceline.drafters.early_exit import EarlyExitDrafter
+from paceline.drafters.hydra import HydraDrafter
 from paceline.drafters.linear_prophet import LinearProphetDrafter
 from paceline.drafters.medusa import MedusaDrafter
+from paceline.drafters.mlp_speculator import MLPSpeculatorDrafter
 from paceline.drafters.prophet import ProphetDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.models.cpu.decoder import CpuDecoder
@@ -29,6 +31,8 @@ KINDS = {
     "prophet": ProphetDrafter,
     "linear_prophet": LinearProphetDrafter,
     "medusa": MedusaDrafter,
+    "hydra": HydraDrafter,
+    "mlp_speculator": MLPSpeculatorDrafter,
     "block": BlockDrafter,
 }
 SIZES = {"early_exit": {"exit_layer": 1}, "block": {"block_size": 4}}

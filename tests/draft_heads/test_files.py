@@ -30,6 +30,7 @@ KINDS = {
     "medusa": dict(num_blocks=2),
     "block": dict(block_size=4),
 }
+KINDS |= {"hydra": dict(num_blocks=2), "mlp_speculator": dict(tied=True)}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 

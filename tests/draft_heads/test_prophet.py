@@ -8,7 +8,7 @@ from paceline.draft_heads.prophet import ProphetConfig, ProphetHead
 from tests import tiny
 from tests.models.layouts import pair, texts
 
-KINDS = ("prophet", "linear_prophet", "medusa")
+KINDS = ("prophet", "linear_prophet", "medusa", "mlp_speculator", "hydra")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 

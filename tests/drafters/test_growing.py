@@ -20,6 +20,7 @@ from tests.engine.wrapped import Wrapped
 from tests.harness import Alternating, decoder_for, expected, request, run, tiny_drafter
 
 GROWING = [name for name in DRAFTERS.builtin if issubclass(DRAFTERS.find(name), GrowingDrafter)]
+FEATURE_HEADS = ("medusa", "hydra", "mlp_speculator")
 every_drafter = pytest.mark.parametrize("name", GROWING)
 
 
@@ -39,7 +40,7 @@ class RecordedInputs(Wrapped):
 
 
 def test_all_drafters_with_a_model_or_head_grow():
-    assert set(GROWING) == {"early_exit", "layer_skip", "model", "prophet", "linear_prophet", "medusa", "block"}
+    assert set(GROWING) == {"early_exit", "layer_skip", "model", "prophet", "linear_prophet", "block", *FEATURE_HEADS}
 
 
 @every_drafter
@@ -123,7 +124,7 @@ def test_a_long_draft_starts_without_growers_for_every_depth(name):
             cache=target.new_cache(1, 8).view(),
         )
     )
-    own = {"linear_prophet", "medusa", "block"}  # whose heads have a limit
+    own = {"linear_prophet", "block", *FEATURE_HEADS}  # whose heads have a limit
     depth = drafter.head.config.trained_depth if name in own else length
     assert list(drafter.growers) == [length] and drafter.max_nodes(length) == 1 + drafter.depth == 1 + depth
     grower, _ = drafter.growers[length]

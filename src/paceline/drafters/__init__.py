@@ -24,6 +24,8 @@ DRAFTERS = Registry(
         "linear_prophet": "paceline.drafters.linear_prophet:LinearProphetDrafter",
         "medusa": "paceline.drafters.medusa:MedusaDrafter",
         "block": "paceline.drafters.block:BlockDrafter",
+        "hydra": "paceline.drafters.hydra:HydraDrafter",
+        "mlp_speculator": "paceline.drafters.mlp_speculator:MLPSpeculatorDrafter",
     },
     group="paceline.drafters",
     base="paceline.drafters.base:Drafter",
