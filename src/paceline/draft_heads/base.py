@@ -29,8 +29,13 @@ class DraftHeadConfig(BaseModel):
 
     @property
     def auxiliary_weights(self) -> Mapping[str, float]:
-        """The weights in the loss of what ``Unrolled.auxiliary`` holds, by its names."""
+        """The weights in the loss of what ``Unrolled.auxiliary`` holds, by its names, and of "confidence"."""
         return {}
+
+    @property
+    def depth_weights(self) -> tuple[float, ...] | None:
+        """The weights of the depths' losses, relative to their mean, where a training does not say; None: equal."""
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +49,9 @@ class Unrolled:
     logits: Tensor  # [B, A, D, V]; [B, A, D, K] with draft_ids
     position: Tensor  # [B, A, D] int64 in 0..T - 1
     weight: Tensor | None = None  # [B, A, D] weight in the loss, 0 beyond the sequence; None: 1
+    stops_at_unlearned: bool = False  # whether no entry of a draft counts after one whose token has no loss
     draft_ids: Tensor | None = None  # [K] int64, the target ids of the logits, ascending; None: all
+    confidence: Tensor | None = None  # [B, A, D] the head's log odds that the entry's token is accepted
     auxiliary: Mapping[str, Tensor] | None = None  # more losses [B, A, D] by name, with the weights of the config
 
 
@@ -90,6 +97,9 @@ class DraftHead(nn.Module, ABC):
     @abstractmethod
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
         """Load the result of ``own_state``. Raises ValueError for missing, unexpected or misshapen tensors."""
+
+    def use_kernels(self) -> None:
+        """Prepare what it runs beside ``decoder`` for drafting with the fastest kernels; nothing may train it then."""
 
     @abstractmethod
     def unroll(

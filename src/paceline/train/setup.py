@@ -93,14 +93,7 @@ def build_task(config: TrainConfig, target: LoadedModel, draft: LoadedModel | No
     if not config.heads:
         return NextToken(model=target.lm, layer_skip=layer_skip)
     heads = [
-        TrainedHead(
-            name=head.directory,
-            head=build_head(head, target.lm, seed=config.seed, index=index),
-            weight=head.weight,
-            detach=head.detach,
-            depth_weights=head.depth_weights,
-        )
-        for index, head in enumerate(config.heads)
+        build_trained_head(head, target.lm, seed=config.seed, index=index) for index, head in enumerate(config.heads)
     ]
     task = DraftHeadTask(
         target=target.lm,
@@ -127,6 +120,18 @@ def choose_draft_vocabs(task: Task, data: PreparedData) -> None:
         counts = torch.from_numpy(data.token_counts(task.target.vocab_size))
         for vocab in vocabs:
             vocab.set_ids(most_frequent(counts, len(vocab.ids)))
+
+
+def build_trained_head(section: HeadSection, target: DecoderLM, *, seed: int, index: int) -> TrainedHead:
+    """The head at ``index`` of the list, with its share of the loss."""
+    head = build_head(section, target, seed=seed, index=index)
+    return TrainedHead(
+        name=section.directory,
+        head=head,
+        weight=section.weight,
+        detach=section.detach,
+        depth_weights=head.config.depth_weights if section.depth_weights is None else section.depth_weights,
+    )
 
 
 def _load(section: ModelSection, *, dtype: torch.dtype, seed: int, device: torch.device) -> LoadedModel:

@@ -154,7 +154,12 @@ class DecoderLM(DecoderOnly, nn.Module):
         return CausalAttention(rows, length, whole.device, segment)
 
     def _causal(
-        self, x: Tensor, attend: Attend, taps: Sequence[int], logits_for: LogitsFor, skipped: Tensor | None = None
+        self,
+        x: Tensor,
+        attend: CausalAttention,
+        taps: Sequence[int],
+        logits_for: LogitsFor,
+        skipped: Tensor | None = None,
     ) -> Output:
         found = self._run(x, attend, range(self.num_layers), taps, skipped=skipped)
         return Output(self._head(found[-1], logits_for, None), {tap: found[tap] for tap in taps})
