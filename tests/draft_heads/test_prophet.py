@@ -8,7 +8,7 @@ from paceline.draft_heads.prophet import ProphetConfig, ProphetHead
 from tests import tiny
 from tests.models.layouts import pair, texts
 
-KINDS = ("prophet", "linear_prophet")
+KINDS = ("prophet", "linear_prophet", "medusa", "mlp_speculator", "hydra")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -16,7 +16,7 @@ def make(kind, target, *, seed=0, spread=0.3, **sizes):
     """A head whose weights are all random, including norms and zeros."""
     generator = torch.Generator().manual_seed(seed)
     head = DRAFT_HEADS.find(kind).make(DRAFT_HEADS.find(kind).Config(**sizes), target, generator=generator)
-    for tensor in head.own_state().values():
+    for tensor in filter(torch.is_floating_point, head.own_state().values()):
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
         tensor.data.add_(spread * noise.to(tensor.dtype))
     return head

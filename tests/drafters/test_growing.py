@@ -11,6 +11,7 @@ from paceline.core.tree import Draw, NoDraft
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.early_exit import MAX_SKIPPED_STEPS
+from paceline.drafters.feature import FeatureDrafter
 from paceline.drafters.growing import DraftInput, GrowingDrafter
 from paceline.drafters.tree.shapes import Topology
 from tests import tiny
@@ -19,6 +20,7 @@ from tests.engine.wrapped import Wrapped
 from tests.harness import Alternating, decoder_for, expected, request, run, tiny_drafter
 
 GROWING = [name for name in DRAFTERS.builtin if issubclass(DRAFTERS.find(name), GrowingDrafter)]
+FEATURE_HEADS = ("medusa", "hydra", "mlp_speculator")
 every_drafter = pytest.mark.parametrize("name", GROWING)
 
 
@@ -38,7 +40,8 @@ class RecordedInputs(Wrapped):
 
 
 def test_all_drafters_with_a_model_or_head_grow():
-    assert set(GROWING) == {"early_exit", "layer_skip", "model", "prophet", "linear_prophet"}
+    others = {"early_exit", "layer_skip", "model", "prophet", "linear_prophet", "block", "eagle3"}
+    assert set(GROWING) == {*others, *FEATURE_HEADS}
 
 
 @every_drafter
@@ -50,7 +53,7 @@ def test_the_model_reads_the_stated_inputs(name):
     for _ in range(3):
         decoder.step()
     assert drafter.lm.inputs == drafter.inputs
-    assert (DraftInput.HIDDEN in drafter.inputs) == bool(drafter.taps)
+    assert isinstance(drafter, FeatureDrafter) or (DraftInput.HIDDEN in drafter.inputs) == bool(drafter.taps)
 
 
 @every_drafter
@@ -122,7 +125,8 @@ def test_a_long_draft_starts_without_growers_for_every_depth(name):
             cache=target.new_cache(1, 8).view(),
         )
     )
-    depth = 3 if name == "linear_prophet" else length  # a head's own limit
+    own = {"linear_prophet", "block", *FEATURE_HEADS}  # whose heads have a limit
+    depth = drafter.head.config.trained_depth if name in own else length
     assert list(drafter.growers) == [length] and drafter.max_nodes(length) == 1 + drafter.depth == 1 + depth
     grower, _ = drafter.growers[length]
     assert grower.num_expanded == len(grower.steps) - 1 == depth - 1

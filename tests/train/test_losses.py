@@ -118,3 +118,29 @@ def test_unknown_and_missing_terms_are_refused():
     for terms, named in (({"l2": 1.0}, "'l2'"), ({}, "")):
         with pytest.raises(ValueError, match=rf"unknown terms \[{named}\]; give some of text, argmax, kl"):
             DistillationLoss(terms=terms)
+
+
+@pytest.mark.parametrize("chunk", [3, 100])
+def test_draft_vocabulary_has_the_renormalised_target_and_whole_acceptance(chunk):
+    """Rows whose likeliest token is outside have no loss, and the text's tokens outside none of its cross-entropy."""
+    ids, wanted, text = torch.tensor([0, 2, 3, 7, 10]), logits(2).float(), torch.arange(N)
+    own = logits(1).float()[:, : len(ids)].requires_grad_(True)
+    found = DistillationLoss(terms={"kl": 0.5, "text": 2.0}, chunk=chunk)(own, wanted, torch.arange(N), text, ids)
+    p, q = wanted.softmax(-1), own.softmax(-1)
+    inside = torch.tensor([one in ids for one in p.argmax(-1)])
+    assert 0 < inside.sum() < N
+    renormalised = p[:, ids] / p[:, ids].sum(-1, keepdim=True)
+    said = torch.stack([-q[n, ids.tolist().index(n)].log() if n in ids else torch.tensor(0.0) for n in range(N)])
+    kl = (renormalised * (renormalised / q).log()).sum(-1)
+    torch.testing.assert_close(found.loss, torch.where(inside, 0.5 * kl + 2.0 * said, 0.0))
+    whole = torch.zeros(N, V).index_copy(1, ids, q)
+    torch.testing.assert_close(found.acceptance, torch.minimum(p, whole).sum(-1))
+    assert torch.equal(found.greedy, (p.argmax(-1) == whole.argmax(-1)).float())
+    found.loss.sum().backward()
+    assert (own.grad.abs().amax(-1) > 0).tolist() == inside.tolist()
+
+
+def test_all_ids_are_the_same_as_no_draft_vocabulary():
+    own, wanted, loss = logits(1), logits(2), DistillationLoss(terms=dict.fromkeys(LOSSES, 1.0))
+    plain = loss(own, wanted, torch.arange(N), torch.arange(N))
+    torch.testing.assert_close(loss(own, wanted, torch.arange(N), torch.arange(N), torch.arange(V)), plain)

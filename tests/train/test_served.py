@@ -22,6 +22,11 @@ SERVED = {
     "early_exit": {"exit_layer": 1},
     "prophet": {"width": 16, "depth": 3},
     "linear_prophet": {"depth": 3},
+    "eagle3": {"depth": 3, "draft_vocab_size": 40},
+    "medusa": {"depth": 3, "num_blocks": 2},
+    "block": {"block_size": 4, "num_layers": 1},
+    "hydra": {"depth": 3},
+    "mlp_speculator": {"depth": 3, "tied": True},
 }
 
 
@@ -44,3 +49,23 @@ def test_reported_acceptance_matches_serving(kind, folder, tmp_path):
     assert saved[f"{name}.num_texts"] == len(sound) > 0
     assert saved[f"{name}.low"] <= served <= saved[f"{name}.high"]
     assert served == pytest.approx(saved[f"{name}.tokens_per_step"], rel=0.05)
+
+
+def test_heads_trained_with_their_target_draft_for_the_new_one(folder, tmp_path):
+    """The joint recipe of Medusa-2: the target changes, and the written heads are its own."""
+    output = tmp_path / "run"
+    fields = {
+        "target": {"path": str(folder / "target"), "trained": True, "weight": 1.0},
+        "heads": [{"kind": "medusa", "config": {"depth": 3}, "weight": 0.2}],
+        "schedule": {"steps": 60, "warmup": 4},
+        "optimiser": {"learning_rate": 0.01},
+    }
+    assert train(recipe(folder, output, **fields)) == 0
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    target = load(output / "target")
+    plain, drafted = Engine(target, drafter=None), Engine(target, drafter=output / "medusa", num_draft_tokens=3)
+    wanted = plain.generate([[5, 9, 2]], params)[0].token_ids
+    found = drafted.generate([[5, 9, 2]], params)[0]
+    assert found.token_ids == wanted and found.stats.mean_acceptance_length > 1.5
+    with pytest.raises(ValueError, match="is a head of"):
+        Engine(load(folder / "target"), drafter=output / "medusa")

@@ -1,11 +1,13 @@
 """Task losses and gradients, for frozen and trained targets, whole batches and micro-batches."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from paceline.draft_heads.block import BlockConfig, BlockHead
 from paceline.train.batches import TrainBatch
 from paceline.train.tasks import Distillation, DraftHeadTask, NextToken, StepRandomness, TrainedHead
 from paceline.train.tasks.losses import DistillationLoss
@@ -214,3 +216,70 @@ def test_depth_weights_are_relative():
     assert losses[3] != pytest.approx(losses[0])
     with pytest.raises(ValueError, match="2 depth weights for the head 'tap', which learns 3 depths"):
         heads(model(), depth_weights=(1.0, 1.0))(whole, DRAWS)
+
+
+class AuxiliaryConfig(LastConfig):
+    draft_vocab_size: int | None = 20
+
+    @property
+    def auxiliary_weights(self):
+        return {"size": 0.25}
+
+
+class AuxiliaryHead(LastHead):
+    """Predicts a few tokens, with losses of its own: one with a weight, one without."""
+
+    def unroll(self, tokens, hidden, *, segment=None, generator=None):
+        whole = super().unroll(tokens, hidden, segment=segment, generator=generator)
+        ids = torch.arange(0, 60, 3)
+        logits = whole.logits[..., ids]
+        losses = {"size": logits.square().mean(-1), "first": logits[..., 0]}
+        return dataclasses.replace(whole, logits=logits, draft_ids=ids, auxiliary=losses)
+
+
+def test_auxiliary_losses_are_added_with_their_weights_and_logged():
+    target, whole = model(), batch(masked=True)
+    head = AuxiliaryHead.make(AuxiliaryConfig(), target, generator=torch.Generator().manual_seed(2))
+    task = DraftHeadTask(
+        target=target,
+        heads=[TrainedHead(name="aux", head=head, weight=2.0, depth_weights=(3.0, 2.0, 1.0))],
+        loss=DistillationLoss(terms={"kl": 1.0}),
+    )
+    found = task(whole, DRAWS)
+    metrics = found.metrics
+    weights = torch.tensor([1.5, 1.0, 0.5])
+    means = {name: sums for name, (sums, _) in metrics.items()}
+    assert metrics.keys() == {f"aux.{name}" for name in ("loss", "acceptance", "greedy", "size", "first")}
+    scale = LENGTH / (LENGTH * 3)
+    added = means["aux.loss"] + 0.25 * means["aux.size"] + means["aux.first"]
+    torch.testing.assert_close(found.loss, 2.0 * scale * added.sum())
+    counts = metrics["aux.size"][1]
+    torch.testing.assert_close(counts, metrics["aux.loss"][1])
+    reached = torch.stack([whole.learned[:, 1 + depth :].sum() for depth in range(3)])
+    torch.testing.assert_close(counts, weights * reached)
+
+
+def test_a_block_head_learns_no_token_after_the_first_without_a_loss_and_how_sure_it_is():
+    target, whole = model(), batch(masked=True)
+    config = BlockConfig(block_size=4, num_layers=1, anchors=None, confidence=True, confidence_weight=0.5, gamma=2.0)
+    head = BlockHead.make(config, target, generator=torch.Generator().manual_seed(1))
+    loss = DistillationLoss(terms={"kl": 1.0})
+    result = DraftHeadTask(target=target, heads=[TrainedHead(name="block", head=head)], loss=loss)(whole, DRAWS)
+    tokens = whole.tokens[:, :-1]
+    output = target.causal(tokens, taps=head.taps)
+    found = head.unroll(tokens, output.hidden)
+    wanted, count = torch.zeros((), dtype=torch.float64), torch.zeros(3)
+    for row in range(len(tokens)):
+        for anchor in range(tokens.shape[1]):
+            for depth in range(3):
+                at = anchor + depth
+                if at >= tokens.shape[1] or not whole.learned[row, at + 1]:
+                    break
+                p, q = output.logits[row, at].softmax(-1), found.logits[row, anchor, depth].softmax(-1)
+                accepted, sure = torch.minimum(p, q).sum(), found.confidence[row, anchor, depth].sigmoid()
+                entropy = -accepted * sure.log() - (1 - accepted) * (1 - sure).log()
+                wanted += math.exp(-depth / 2) / 3 * ((p * (p / q).log()).sum() + 0.5 * entropy)
+                count[depth] += math.exp(-depth / 2)
+    torch.testing.assert_close(result.loss.double(), wanted.detach(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(result.metrics["block.confidence"][1], count)
+    assert count[2] < count[0] * math.exp(-1)

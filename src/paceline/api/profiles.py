@@ -36,7 +36,7 @@ def conditions_of(target: Loaded, drafter: Drafter) -> Conditions | None:
     """What a profile of the two holds for; None where nothing tells the models from others."""
     if drafter.parts:  # of which each would have to be told from others
         return None
-    own = drafter.own_model if isinstance(drafter, GrowingDrafter) else None
+    own = drafter.own_weights if isinstance(drafter, GrowingDrafter) else None
     models = [target.lm, *([] if own is None else [own])]
     weights = [_weights(lm) for lm in models]
     if not all(weights):
@@ -96,9 +96,9 @@ def begin_with(profile: ProfileLike, *, target: Loaded) -> Callable[[Drafter, Kn
     return begin
 
 
-def _weights(lm: LM) -> str:
-    """What tells a model from others; empty if nothing does."""
-    module = unwrapped(lm)
+def _weights(lm: LM | nn.Module) -> str:
+    """What tells a model or a draft head from others; empty if nothing does."""
+    module = lm if isinstance(lm, nn.Module) else unwrapped(lm)
     if not isinstance(module, nn.Module) and isinstance(module, lazy_adapter.lm.TransformersLM):
         module = module.model
     return memory_digest(module) if isinstance(module, nn.Module) else ""

@@ -8,8 +8,13 @@ from paceline.core.registry import Registry
 DRAFT_HEADS = Registry(
     "head",
     {
+        "eagle3": "paceline.draft_heads.eagle3:Eagle3Head",
+        "block": "paceline.draft_heads.block:BlockHead",
         "early_exit": "paceline.draft_heads.early_exit:EarlyExitHead",
+        "hydra": "paceline.draft_heads.hydra:HydraHead",
         "linear_prophet": "paceline.draft_heads.linear_prophet:LinearProphetHead",
+        "medusa": "paceline.draft_heads.medusa:MedusaHead",
+        "mlp_speculator": "paceline.draft_heads.mlp_speculator:MLPSpeculatorHead",
         "prophet": "paceline.draft_heads.prophet:ProphetHead",
     },
 )

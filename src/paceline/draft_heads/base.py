@@ -12,6 +12,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from paceline.draft_heads.draft_vocab import DraftVocab
+from paceline.draft_heads.vocab_map import VocabMap
 from paceline.models.native.decoder import DecoderLM
 
 
@@ -25,6 +27,16 @@ class DraftHeadConfig(BaseModel):
         """The draft tokens that it learns to predict; None where one is like another."""
         return None
 
+    @property
+    def auxiliary_weights(self) -> Mapping[str, float]:
+        """The weights in the loss of what ``Unrolled.auxiliary`` holds, by its names, and of "confidence"."""
+        return {}
+
+    @property
+    def depth_weights(self) -> tuple[float, ...] | None:
+        """The weights of the depths' losses, relative to their mean, where a training does not say; None: equal."""
+        return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unrolled:
@@ -34,9 +46,13 @@ class Unrolled:
     ``position``, like the target's own logits there.
     """
 
-    logits: Tensor  # [B, A, D, V]
+    logits: Tensor  # [B, A, D, V]; [B, A, D, K] with draft_ids
     position: Tensor  # [B, A, D] int64 in 0..T - 1
     weight: Tensor | None = None  # [B, A, D] weight in the loss, 0 beyond the sequence; None: 1
+    stops_at_unlearned: bool = False  # whether no entry of a draft counts after one whose token has no loss
+    draft_ids: Tensor | None = None  # [K] int64, the target ids of the logits, ascending; None: all
+    confidence: Tensor | None = None  # [B, A, D] the head's log odds that the entry's token is accepted
+    auxiliary: Mapping[str, Tensor] | None = None  # more losses [B, A, D] by name, with the weights of the config
 
 
 class DraftHead(nn.Module, ABC):
@@ -46,6 +62,20 @@ class DraftHead(nn.Module, ABC):
     Config: ClassVar[type[DraftHeadConfig]]
     config: DraftHeadConfig
     decoder: DecoderLM  # the decoder that drafts, from states that the head prepares
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draft_vocab: DraftVocab | None = None  # the tokens that it drafts, of the target's; None: all
+
+    @property
+    def vocab_map(self) -> VocabMap | None:
+        """Between ``draft_vocab`` and the target's vocabulary; None where the ids are the same."""
+        return None if self.draft_vocab is None else self.draft_vocab.map
+
+    @property
+    def draft_ids(self) -> Tensor | None:
+        """The ids of ``draft_vocab``."""
+        return None if self.draft_vocab is None else self.draft_vocab.ids
 
     @classmethod
     @abstractmethod
@@ -62,11 +92,14 @@ class DraftHead(nn.Module, ABC):
 
     @abstractmethod
     def own_state(self) -> dict[str, Tensor]:
-        """Its own parameters by name: those that are trained and saved."""
+        """Its own parameters by name: those that are trained and saved. ``draft_ids``, of integers, are saved alone."""
 
     @abstractmethod
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
         """Load the result of ``own_state``. Raises ValueError for missing, unexpected or misshapen tensors."""
+
+    def use_kernels(self) -> None:
+        """Prepare what it runs beside ``decoder`` for drafting with the fastest kernels; nothing may train it then."""
 
     @abstractmethod
     def unroll(

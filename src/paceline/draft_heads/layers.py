@@ -8,27 +8,35 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.models.native.decoder import DecoderLM
 
+DRAFT_IDS = "draft_ids"
 
-def own_tensors(own: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Tensors of the modules ``own`` by their names under these; parameters are themselves."""
-    return {
+
+def own_tensors(own: Mapping[str, nn.Module], vocab: DraftVocab | None = None) -> dict[str, Tensor]:
+    """Tensors of the modules ``own`` by their names under these; parameters are themselves. ``vocab`` is draft_ids."""
+    tensors = {
         f"{prefix}.{name}": tensor
         for prefix, module in own.items()
         for name, tensor in module.state_dict(keep_vars=True).items()
     }
+    return tensors if vocab is None else {**tensors, DRAFT_IDS: vocab.ids}
 
 
-def load_own_tensors(own: Mapping[str, nn.Module], state: Mapping[str, Tensor]) -> None:
+def load_own_tensors(
+    own: Mapping[str, nn.Module], state: Mapping[str, Tensor], vocab: DraftVocab | None = None
+) -> None:
     """Copy the result of ``own_tensors``. Raises ValueError, before any is copied, for tensors that do not fit."""
-    wanted = {name: tuple(tensor.shape) for name, tensor in own_tensors(own).items()}
+    wanted = {name: tuple(tensor.shape) for name, tensor in own_tensors(own, vocab).items()}
     missing, extra = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
     if missing or extra:
         raise ValueError(f"a head's weights: missing {missing[:3]}, unexpected {extra[:3]}")
     for name, shape in wanted.items():
         if tuple(state[name].shape) != shape:
             raise ValueError(f"a head's weights: {name} has shape {tuple(state[name].shape)}, its config says {shape}")
+    if vocab is not None and state[DRAFT_IDS] is not vocab.ids:
+        vocab.set_ids(state[DRAFT_IDS])
     _load_modules(own, state, assign=False)
 
 

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.core.batch import Batch
 from paceline.core.step import StepPlan
@@ -17,7 +17,7 @@ from paceline.core.tree import Draw, NoDraft, Tree
 from paceline.draft_heads.vocab_map import PaddedVocab, VocabMap
 from paceline.drafters.base import Drafter, DrafterContext, root_only
 from paceline.drafters.tree import FusedChain, fused_chain, make_grower, possible_draws
-from paceline.drafters.tree.base import GrownTree, TreeGrower
+from paceline.drafters.tree.base import ConfidenceScorer, GrownTree, TreeGrower
 from paceline.drafters.tree.shapes import Chain, Shape, Topology
 from paceline.models.base import LM, FusedDrafting
 
@@ -44,6 +44,7 @@ class GrowingDrafter(Drafter):
     accepts_other_tokens = True
     max_context: int | None = None  # rows with more tokens are not drafted for; None: there is no limit
     skipped: Sequence[int] = ()  # rows that have no draft in this step, as far as the host knows
+    confidence: ConfidenceScorer | None = None  # its own judgement of acceptance; None: its distributions are that
     reads: Tensor  # [B] bool, which rows read their root in this step
     lm: LM
 
@@ -66,6 +67,16 @@ class GrowingDrafter(Drafter):
         """``lm``; None where that is the target itself."""
         return self.lm
 
+    @property
+    def own_weights(self) -> LM | nn.Module | None:
+        """What tells its weights from those of others: ``own_model``, unless it has weights beside that."""
+        return self.own_model
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """Of the logits that ``read_root`` and ``score_nodes`` give: those of ``lm``, unless something follows it."""
+        return self.lm.vocab_size
+
     def max_nodes(self, num_draft_tokens: int) -> int:
         return 1 + self.shape_at(num_draft_tokens).num_drafted
 
@@ -79,11 +90,12 @@ class GrowingDrafter(Drafter):
         self.check_target(context)
         self.bind(context)
         self.context = context
-        self.vocab_map = self.vocab or PaddedVocab(draft_size=self.lm.vocab_size, target_size=context.vocab_size)
-        if (self.vocab_map.draft_size, self.vocab_map.target_size) != (self.lm.vocab_size, context.vocab_size):
+        size = self.draft_vocab_size
+        self.vocab_map = self.vocab or PaddedVocab(draft_size=size, target_size=context.vocab_size)
+        if (self.vocab_map.draft_size, self.vocab_map.target_size) != (size, context.vocab_size):
             raise ValueError(
                 f"a vocabulary map from {self.vocab_map.draft_size} to {self.vocab_map.target_size} tokens, and the "
-                f"draft has {self.lm.vocab_size} and the target {context.vocab_size}: give the map of this pair"
+                f"draft has {size} and the target {context.vocab_size}: give the map of this pair"
             )
         # By num_draft_tokens; all but the deepest are made when they are first asked for, as a call may never ask.
         self.growers: dict[int, tuple[TreeGrower, FusedChain | None]] = {}
@@ -117,7 +129,7 @@ class GrowingDrafter(Drafter):
             grown = fused.grow(batch, self.draft_fused, reason, max_context=self.max_context)
         if grown is None:
             logits = self.vocab_map.target_logits(self.read_root(batch))
-            grown = grower.grow(batch, logits, self._max_depth(batch), self._score, reason)
+            grown = grower.grow(batch, logits, self._max_depth(batch), self._score, reason, self.confidence)
         return self.finish(batch, grown)
 
     def num_known(self, batch: Batch) -> Tensor:

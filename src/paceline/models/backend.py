@@ -7,14 +7,16 @@ import logging
 from collections.abc import Callable
 from functools import cache
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.kernels.cpu.compile import KernelError
+from paceline.kernels.cpu.instruction_set import load_kernel
 from paceline.models.base import LM
 from paceline.models.cpu.decoder import CpuDecoder
-from paceline.models.cpu.gemm import gemm_with_weight
-from paceline.models.cpu.packed_weights import pack_linears
+from paceline.models.cpu.gemm import gemm_with_layer, gemm_with_weight
+from paceline.models.cpu.packed_weights import pack_linear, pack_linears
 from paceline.models.cpu.program import DTYPES, UnsupportedError
 from paceline.models.native.decoder import DecoderLM
 
@@ -51,6 +53,40 @@ def gemm_for(weight: Tensor) -> Callable[[Tensor], Tensor]:
         except KernelError as error:
             warn_eager(str(error))
     return lambda x: F.linear(x, weight)
+
+
+def pack_layers(module: nn.Module, dtype: torch.dtype) -> None:
+    """Pack the linear layers in ``module``, a part of a model of ``dtype``, in place, where kernels run them."""
+    if not _has_kernels(module, dtype):
+        return
+    for path, layer in list(module.named_modules()):
+        if isinstance(layer, nn.Linear):
+            module.set_submodule(path, pack_linear(layer, dtype))
+
+
+def linear_for(layer: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """The product of rows [N, in] of ``dtype`` with a linear layer, its bias included, as models run it here.
+
+    ``layer`` may be the embedding that an LM head is tied to.
+    """
+    assert isinstance(layer, nn.Linear | nn.Embedding)
+    if not _has_kernels(layer, dtype):
+        return (lambda x: F.linear(x, layer.weight)) if isinstance(layer, nn.Embedding) else layer
+    multiply, bias = gemm_with_layer(layer, dtype), layer.bias if isinstance(layer, nn.Linear) else None
+    return multiply if bias is None else lambda x: multiply(x) + bias
+
+
+def _has_kernels(module: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether kernels run products of ``dtype`` with the matrices of ``module``."""
+    first = next(module.parameters(), None)
+    if first is None or first.device.type != "cpu" or dtype not in DTYPES:
+        return False
+    try:
+        load_kernel()
+    except KernelError as error:
+        warn_eager(str(error))
+        return False
+    return True
 
 
 @cache

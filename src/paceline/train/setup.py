@@ -11,12 +11,14 @@ from pydantic import ValidationError
 from paceline.core.noise import split_seed
 from paceline.draft_heads import DRAFT_HEADS
 from paceline.draft_heads.base import DraftHead
+from paceline.draft_heads.draft_vocab import most_frequent
 from paceline.models import hub
 from paceline.models.directory import is_hub_id, read_config
 from paceline.models.loading import load
 from paceline.models.native.decoder import DecoderLM
 from paceline.train.config import HeadSection, ModelSection, TargetSection, TrainConfig
 from paceline.train.config_file import ConfigError, describe_errors
+from paceline.train.data import PreparedData
 from paceline.train.init_weights import random_model
 from paceline.train.tasks import Distillation, DraftHeadTask, NextToken, Task, TrainedHead
 from paceline.train.tasks.layer_skip import LayerSkip
@@ -91,14 +93,7 @@ def build_task(config: TrainConfig, target: LoadedModel, draft: LoadedModel | No
     if not config.heads:
         return NextToken(model=target.lm, layer_skip=layer_skip)
     heads = [
-        TrainedHead(
-            name=head.directory,
-            head=build_head(head, target.lm, seed=config.seed, index=index),
-            weight=head.weight,
-            detach=head.detach,
-            depth_weights=head.depth_weights,
-        )
-        for index, head in enumerate(config.heads)
+        build_trained_head(head, target.lm, seed=config.seed, index=index) for index, head in enumerate(config.heads)
     ]
     task = DraftHeadTask(
         target=target.lm,
@@ -114,6 +109,29 @@ def build_task(config: TrainConfig, target: LoadedModel, draft: LoadedModel | No
             "true), or give a head weights (num_blocks: 1)"
         )
     return task
+
+
+def choose_draft_vocabs(task: Task, data: PreparedData) -> None:
+    """Give heads with a draft vocabulary the tokens that are most frequent in the training data (2503.01840)."""
+    if not isinstance(task, DraftHeadTask):
+        return
+    vocabs = [head.draft_vocab for head in (one.head for one in task.trained_heads) if head.draft_vocab is not None]
+    if vocabs:
+        counts = torch.from_numpy(data.token_counts(task.target.vocab_size))
+        for vocab in vocabs:
+            vocab.set_ids(most_frequent(counts, len(vocab.ids)))
+
+
+def build_trained_head(section: HeadSection, target: DecoderLM, *, seed: int, index: int) -> TrainedHead:
+    """The head at ``index`` of the list, with its share of the loss."""
+    head = build_head(section, target, seed=seed, index=index)
+    return TrainedHead(
+        name=section.directory,
+        head=head,
+        weight=section.weight,
+        detach=section.detach,
+        depth_weights=head.config.depth_weights if section.depth_weights is None else section.depth_weights,
+    )
 
 
 def _load(section: ModelSection, *, dtype: torch.dtype, seed: int, device: torch.device) -> LoadedModel:

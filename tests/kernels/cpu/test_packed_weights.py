@@ -63,6 +63,7 @@ def test_packed_model_keeps_logits_and_state_dict(tied):
     assert len(laid) == 4 * lm.num_layers + (not tied) and isinstance(lm.embed, PackedEmbedding) == tied
     assert {parameter.data_ptr() for parameter in lm.parameters()} == set(places.values())
     assert torch.equal(lm.causal(TOKENS).logits, before)
+    assert torch.equal(lm.embed(torch.arange(lm.vocab_size)[:, None])[:, 0], state["embed.weight"])
     assert lm.state_dict().keys() == state.keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in lm.state_dict().items())
     halved = {name: tensor * 0.5 for name, tensor in state.items()}

@@ -26,14 +26,20 @@ def gemm_with_weight(weight: Tensor, *, packed: bool = True) -> Callable[[Tensor
     return gemm_with_layer(pack_linear(layer) if packed else layer, weight.dtype)
 
 
-def gemm_with_layer(layer: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def gemm_with_layer(layer: nn.Linear | nn.Embedding, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """The same with the weight of ``layer`` as stored, quantized or not, and rows of ``dtype``; without bias.
+
+    An embedding table is that of the LM head which is tied to it.
 
     Raises KernelError if the kernel cannot be built.
     """
     run = getattr(load_kernel(packed_set(layer) or current_set()), f"paceline_linear_{dtype_name(dtype)}")
     run.restype = None
-    operation = Operation(kind=Kind.LINEAR, inner=layer.in_features, outer=layer.out_features)
+    if isinstance(layer, nn.Embedding):
+        inner, outer = layer.embedding_dim, layer.num_embeddings
+    else:
+        inner, outer = layer.in_features, layer.out_features
+    operation = Operation(kind=Kind.LINEAR, inner=inner, outer=outer)
     refs: list[Tensor] = []
 
     def point(tensor: Tensor, _: torch.dtype | None = None) -> int:
@@ -43,7 +49,8 @@ def gemm_with_layer(layer: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], 
     set_weight(operation, layer, point)
 
     def multiply(x: Tensor) -> Tensor:
-        y = torch.empty(x.shape[0], layer.out_features, dtype=dtype)
+        assert x.is_contiguous() and x.dtype == dtype
+        y = torch.empty(x.shape[0], outer, dtype=dtype)
         pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, y))
         run(ctypes.byref(operation), *pointers, *map(ctypes.c_int64, (x.shape[0], torch.get_num_threads())))
         return y

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.kernels.cpu.instruction_set import current_set, load_kernel
@@ -111,7 +110,13 @@ class PackedEmbedding(PackedLayer, nn.Embedding):  # type: ignore[misc]
         self.num_embeddings, self.embedding_dim = table.num_embeddings, table.embedding_dim
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.embedding(input, self.weight)
+        """The rows of ``input``, without unpacking any other."""
+        size, width, unit = self.embedding_dim, self.layout.width, self.layout.unit
+        units = self.panels.detach().view(UNITS[unit * self.panels.itemsize]).flatten()
+        panel, row = input.flatten() // width, input.flatten() % width
+        rows = (self.num_embeddings - panel * width).clamp(max=width)  # of the panel: the last one may have fewer
+        index = torch.arange(size // unit) * rows[:, None] + (panel * width * (size // unit) + row)[:, None]
+        return units[index].view(self.panels.dtype).view(*input.shape, size)
 
 
 def packed_set(model: nn.Module) -> str | None:

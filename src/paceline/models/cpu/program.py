@@ -80,6 +80,7 @@ def compile_program(lm: DecoderLM, skipped: SkippedSublayers | None = None) -> P
     model = Model(
         hidden=config.hidden_size,
         vocab=lm.vocab_size,
+        embeddings=lm.embed.num_embeddings,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
@@ -116,9 +117,9 @@ def compile_input_projection(
     return (Operation * 2)(norm, product), tuple(writer.refs)
 
 
-def set_weight(product: Operation, layer: nn.Linear, point: Callable[..., int]) -> None:
+def set_weight(product: Operation, layer: nn.Linear | nn.Embedding, point: Callable[..., int]) -> None:
     """Set the weight format of ``layer`` and, by ``point``, the pointers to its weight and scales."""
-    packed = isinstance(layer, PackedLinear)
+    packed = isinstance(layer, PackedLinear | PackedEmbedding)
     matrix = layer.get_parameter("panels") if packed else layer.weight
     product.count = matrix.stride(0)
     if isinstance(layer, Int8Linear):

@@ -141,13 +141,25 @@ class DecoderLM(DecoderOnly, nn.Module):
         """The same from input embeddings [B, T, H]."""
         return self._causal(hidden, self._causally(hidden, segment), taps, logits_for)
 
+    def run_blocks(self, hidden: Tensor, attend: Attend) -> Tensor:
+        """The residual stream [B, n, H] after all layers, from input embeddings [B, n, W] and with the given attention.
+
+        W is H, unless the first block reads another width (draft_heads/pair_block).
+        """
+        return self._run(hidden, attend, range(self.num_layers), ())[-1]
+
     def _causally(self, whole: Tensor, segment: Tensor | None) -> CausalAttention:
         rows, length = whole.shape[:2]
         self._refuse_beyond_window(length)
         return CausalAttention(rows, length, whole.device, segment)
 
     def _causal(
-        self, x: Tensor, attend: Attend, taps: Sequence[int], logits_for: LogitsFor, skipped: Tensor | None = None
+        self,
+        x: Tensor,
+        attend: CausalAttention,
+        taps: Sequence[int],
+        logits_for: LogitsFor,
+        skipped: Tensor | None = None,
     ) -> Output:
         found = self._run(x, attend, range(self.num_layers), taps, skipped=skipped)
         return Output(self._head(found[-1], logits_for, None), {tap: found[tap] for tap in taps})
@@ -191,7 +203,7 @@ class DecoderLM(DecoderOnly, nn.Module):
         ``skipped`` are layers that rows leave out, which run for all; ``without`` is what no row runs.
         """
         dropout = self.dropout if self.training else 0.0
-        shape = x.shape
+        shape = x.shape[:2]
         table = None if self.rotary is None else self.rotary(attend.positions, x.dtype)
         hidden = {done: x} if done in taps else {}
         x = x.flatten(0, 1)  # inside it is [B * n, H]: a matrix product of two axes costs less to call than of three
@@ -199,10 +211,11 @@ class DecoderLM(DecoderOnly, nn.Module):
             parts = Part.BOTH if without is None else parts_of(without, layers[slot])
             before, x = x, self.blocks[layers[slot]](x, slot, attend, table, dropout, parts)
             if skipped is not None:
-                x = torch.where(skipped[:, slot, None, None], before.view(shape), x.view(shape)).flatten(0, 1)
+                before, after = before.view(*shape, -1), x.view(*shape, -1)
+                x = torch.where(skipped[:, slot, None, None], before, after).flatten(0, 1)
             if slot + 1 in taps:
-                hidden[slot + 1] = x.view(shape)
-        return {**hidden, -1: x.view(shape)}
+                hidden[slot + 1] = x.view(*shape, -1)
+        return {**hidden, -1: x.view(*shape, -1)}
 
     def _head(self, x: Tensor, logits_for: LogitsFor, valid: Tensor | None) -> Tensor | None:
         if logits_for is LogitsFor.NONE:

@@ -18,7 +18,14 @@ from paceline.train.tasks.base import StepRandomness, Task, TaskOutput, sum_term
 from paceline.train.tasks.layer_skip import LayerSkip
 from paceline.train.tasks.losses import DistillationLoss
 from paceline.train.tasks.models import trained_forward
-from paceline.train.tasks.terms import LossTerm, concatenate, distillation_term, input_segments, learned_mask
+from paceline.train.tasks.terms import (
+    LossTerm,
+    auxiliary_term,
+    concatenate,
+    distillation_term,
+    input_segments,
+    learned_mask,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +137,8 @@ class DraftHeadTask(Task):
         )
         position = unrolled.position
         weight = learned_mask(batch).gather(1, position.flatten(1)).view_as(position).float()
+        if unrolled.stops_at_unlearned:
+            weight = weight.cumprod(-1)
         if unrolled.weight is not None:
             weight = weight * unrolled.weight
         if trained.depth_weights is not None:
@@ -140,4 +149,20 @@ class DraftHeadTask(Task):
                     "depths: give one for each"
                 )
             weight = weight * (depths / depths.mean())
-        return distillation_term(trained.name, self.loss, unrolled.logits, target[rows], position, weight, batch)
+        whole_target, ids = target[rows], unrolled.draft_ids
+        term = distillation_term(
+            trained.name,
+            self.loss,
+            unrolled.logits,
+            whole_target,
+            position,
+            weight,
+            batch,
+            draft_ids=ids,
+            confidence=unrolled.confidence,
+            confidence_weight=trained.head.config.auxiliary_weights.get("confidence", 1.0),
+        )
+        for name, values in (unrolled.auxiliary or {}).items():
+            more = auxiliary_term(f"{trained.name}.{name}", values, weight, length=whole_target.shape[1])
+            term = term.plus(more.scaled(trained.head.config.auxiliary_weights.get(name, 1.0)))
+        return term

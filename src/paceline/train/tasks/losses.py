@@ -1,6 +1,6 @@
 """Losses between a draft distribution and the target's at the same positions, and the cross-entropy of the next token.
 
-N positions, V vocabulary.
+N positions, V vocabulary, K draft vocabulary.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+OUTSIDE = -100
 ETA = 3.0  # how fast the LK mixture moves from KL divergence to total variation
 
 
@@ -21,7 +22,7 @@ class LossInputs:
 
     draft: Tensor  # [N, V] log q
     target: Tensor  # [N, V] log p
-    next_token: Tensor  # [N] the next token of the data
+    next_token: Tensor  # [N] the next token of the data; OUTSIDE where the draft's vocabulary lacks it
 
     @property
     def acceptance(self) -> Tensor:
@@ -33,8 +34,8 @@ Loss: TypeAlias = Callable[[LossInputs], Tensor]  # [N]
 
 
 def data_cross_entropy(inputs: LossInputs) -> Tensor:
-    """Cross-entropy of the next token of the data."""
-    return F.nll_loss(inputs.draft, inputs.next_token, reduction="none")
+    """Cross-entropy of the next token of the data; 0 where the draft cannot say it."""
+    return F.nll_loss(inputs.draft, inputs.next_token, reduction="none", ignore_index=OUTSIDE)
 
 
 def argmax_cross_entropy(inputs: LossInputs) -> Tensor:
@@ -101,25 +102,62 @@ class DistillationLoss:
         self.terms = [(LOSSES[name], weight) for name, weight in check_terms(terms).items()]
         self.chunk = chunk
 
-    def __call__(self, draft: Tensor, target: Tensor, index: Tensor, next_token: Tensor) -> LossOutput:
-        """Logits ``draft`` [N, V] against the rows ``index`` [N] of logits ``target`` [M, V]; ``next_token`` [N]."""
+    def __call__(
+        self, draft: Tensor, target: Tensor, index: Tensor, next_token: Tensor, draft_ids: Tensor | None = None
+    ) -> LossOutput:
+        """Logits ``draft`` [N, V] against the rows ``index`` [N] of logits ``target`` [M, V]; ``next_token`` [N].
+
+        With ``draft_ids`` [K], ``draft`` [N, K] are logits of these ids alone. The loss is then against the target's
+        distribution over them, and 0 where the target's argmax is none of them (EAGLE-3, 2503.01840); acceptance and
+        argmax are those of the whole vocabulary.
+        """
         if len(draft) <= self.chunk:
-            return self._chunk_loss(draft, target, index, next_token)
+            return self._chunk_loss(draft, target, index, next_token, draft_ids)
         chunks = zip(draft.split(self.chunk), index.split(self.chunk), next_token.split(self.chunk), strict=True)
         outputs = [
-            checkpoint(self._chunk_loss, logits, target, rows, tokens, use_reentrant=False, preserve_rng_state=False)
+            checkpoint(
+                self._chunk_loss,
+                logits,
+                target,
+                rows,
+                tokens,
+                draft_ids,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
             for logits, rows, tokens in chunks
         ]
         return LossOutput(*(torch.cat(column) for column in zip(*outputs, strict=True)))
 
-    def _chunk_loss(self, draft: Tensor, target: Tensor, index: Tensor, next_token: Tensor) -> LossOutput:
+    def _chunk_loss(
+        self, draft: Tensor, target: Tensor, index: Tensor, next_token: Tensor, draft_ids: Tensor | None
+    ) -> LossOutput:
         with torch.no_grad():
             log_probs = target[index].float().log_softmax(-1)
-        inputs = LossInputs(draft=draft.float().log_softmax(-1), target=log_probs, next_token=next_token)
-        loss = torch.stack([weight * term(inputs) for term, weight in self.terms]).sum(0)
+        own = draft.float().log_softmax(-1)
+        if draft_ids is not None:
+            return self._restricted_loss(own, log_probs, next_token, draft_ids)
+        inputs = LossInputs(draft=own, target=log_probs, next_token=next_token)
+        loss = self._sum(inputs)
         with torch.no_grad():
             greedy = (inputs.draft.argmax(-1) == inputs.target.argmax(-1)).float()
             return LossOutput(loss, inputs.acceptance, greedy)
+
+    def _restricted_loss(self, draft: Tensor, target: Tensor, next_token: Tensor, draft_ids: Tensor) -> LossOutput:
+        """Log-probabilities ``draft`` [N, K] of ``draft_ids`` against ``target`` [N, V]."""
+        with torch.no_grad():
+            inside, likeliest = target[:, draft_ids], target.argmax(-1)
+            at = torch.searchsorted(draft_ids, next_token).clamp(max=len(draft_ids) - 1)
+            at = torch.where(draft_ids[at] == next_token, at, OUTSIDE)
+            learned = torch.isin(likeliest, draft_ids)
+        loss = self._sum(LossInputs(draft=draft, target=inside.log_softmax(-1), next_token=at))
+        with torch.no_grad():
+            acceptance = torch.minimum(draft, inside).exp().sum(-1)
+            greedy = (draft_ids[draft.argmax(-1)] == likeliest).float()
+        return LossOutput(torch.where(learned, loss, 0.0), acceptance, greedy)
+
+    def _sum(self, inputs: LossInputs) -> Tensor:
+        return torch.stack([weight * term(inputs) for term, weight in self.terms]).sum(0)
 
 
 def cross_entropy(logits: Tensor, next_token: Tensor, *, chunk: int = 1024) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.train.batches import TrainBatch
@@ -22,6 +23,10 @@ class LossTerm:
 
     def scaled(self, weight: float) -> "LossTerm":
         return LossTerm(self.rows * weight, self.metrics)
+
+    def plus(self, other: "LossTerm") -> "LossTerm":
+        """The sum of both over the same rows, with the metrics of both."""
+        return LossTerm(self.rows + other.rows, {**self.metrics, **other.metrics})
 
 
 def concatenate(terms: Sequence[LossTerm]) -> LossTerm:
@@ -62,19 +67,37 @@ def distillation_term(
     position: Tensor,
     weight: Tensor,
     batch: TrainBatch,
+    draft_ids: Tensor | None = None,
+    confidence: Tensor | None = None,
+    confidence_weight: float = 1.0,
 ) -> LossTerm:
     """``draft`` logits [B, A, D, V] against ``target`` [B, T, V] at ``position`` [B, A, D], weighted by ``weight``.
 
     Sums are scaled to T entries per row, so a term's weight does not depend on the number of anchors and depths.
+    ``draft_ids`` as in DistillationLoss. ``confidence`` [B, A, D], log odds, adds its cross-entropy with the acceptance
+    probability of each entry.
     """
     num_rows, length = target.shape[:2]
     offsets = torch.arange(num_rows, device=position.device)[:, None, None] * length
     next_token = batch.tokens[:, 1:].gather(1, position.flatten(1)).flatten()
-    output = loss(draft.flatten(0, 2), target.flatten(0, 1), (position + offsets).flatten(), next_token)
+    output = loss(draft.flatten(0, 2), target.flatten(0, 1), (position + offsets).flatten(), next_token, draft_ids)
     values, acceptance, greedy = (column.view_as(weight) for column in output)
     scale = length / weight[0].numel()
+    more: dict[str, Tensor] = {}
+    if confidence is not None:
+        goal = acceptance.clamp(0, 1)
+        entropy = F.binary_cross_entropy_with_logits(confidence.float(), goal, reduction="none")
+        values, more = values + confidence_weight * entropy, {"confidence": entropy.detach()}
     with torch.no_grad():
         counts = weight.sum((0, 1))
-        sums = {"loss": values.detach(), "acceptance": acceptance, "greedy": greedy}
+        sums = {"loss": values.detach(), "acceptance": acceptance, "greedy": greedy, **more}
         metrics = {f"{name}.{key}": torch.stack(((value * weight).sum((0, 1)), counts)) for key, value in sums.items()}
     return LossTerm((values * weight).sum((1, 2)) * scale, metrics)
+
+
+def auxiliary_term(name: str, values: Tensor, weight: Tensor, *, length: int) -> LossTerm:
+    """A loss ``values`` [B, A, D] that the head itself computes, weighted and scaled as the one above."""
+    values = values.float()
+    with torch.no_grad():
+        metrics = {name: torch.stack(((values * weight).sum((0, 1)), weight.sum((0, 1))))}
+    return LossTerm((values * weight).sum((1, 2)) * (length / weight[0].numel()), metrics)

@@ -1,0 +1,176 @@
+"""The base of heads that draft from one hidden state of the target without attention: Medusa, Hydra, MLP speculator.
+
+B rows, T tokens, A anchors, D depths, N independent nodes, H the target's hidden size, W the width of a node's state, V
+vocabulary.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
+from paceline.draft_heads.draft_vocab import DraftVocab
+from paceline.draft_heads.layers import (
+    anchor_positions,
+    gather_preceding,
+    load_own_tensors,
+    own_tensors,
+    sample_anchors,
+)
+from paceline.models.backend import linear_for, pack_layers
+from paceline.models.native.decoder import DecoderLM
+
+
+class FeatureHeadConfig(DraftHeadConfig):
+    """What every such head says of itself."""
+
+    depth: int = Field(default=4, ge=1)  # draft tokens that it predicts, and the most that it drafts
+    normalized: bool = True  # whether the feature is the state after the target's final norm, or the one before it
+    draft_vocab_size: int | None = Field(default=None, ge=1)  # tokens that it drafts, of the target's; None: all
+    anchors: int | None = Field(default=None, ge=1)  # drawn per row in training; None: all
+
+    @property
+    def trained_depth(self) -> int | None:
+        return self.depth
+
+
+class FeatureHead(DraftHead):
+    """A state per node of the draft, which follows from the state of its parent and its own token.
+
+    The draft begins with the feature: the target's state of the token before the root, which is what the target itself
+    predicted the root from. Depth 0 is the root, whose logits predict the first drafted token. ``decoder`` is the
+    target without its layers, for the norm, the embedding and the LM head.
+    """
+
+    reads_tokens: ClassVar[bool]  # whether a node's logits depend on its token and those before it
+    sizes: FeatureHeadConfig
+
+    def __init__(
+        self, config: FeatureHeadConfig, num_layers: int, decoder: DecoderLM, draft_vocab: DraftVocab | None
+    ) -> None:
+        super().__init__()
+        self.config = self.sizes = config
+        self.draft_vocab = draft_vocab
+        self._taps = (num_layers,)
+        self.decoder = decoder
+        self._products: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
+
+    @property
+    @abstractmethod
+    def own(self) -> dict[str, nn.Module]:
+        """The parts that are not the target's."""
+
+    @abstractmethod
+    def advance(self, states: Tensor, tokens: Tensor, depth: int) -> Tensor:
+        """The states [N, W] of nodes at ``depth`` from those of their parents [N, W] and their ``tokens`` [N].
+
+        The root's parent has the state that ``begin`` gives.
+        """
+
+    @abstractmethod
+    def hidden_of(self, states: Tensor, depth: int) -> Tensor:
+        """What the LM head of ``depth`` reads, from the states [N, W] of nodes there."""
+
+    @abstractmethod
+    def lm_head_of(self, depth: int) -> nn.Module:
+        """The LM head of ``depth``: a linear layer, or the embedding that it is tied to."""
+
+    def begin(self, feature: Tensor) -> Tensor:
+        """The state [N, W] that the root's follows from, of the ``feature`` [N, H]."""
+        return feature
+
+    def read_feature(self, hidden: Tensor) -> Tensor:
+        """The feature [N, H] of the target's ``hidden`` states [N, H] after its last layer."""
+        return self.decoder.norm(hidden) if self.sizes.normalized else hidden
+
+    def logits_of(self, states: Tensor, depth: int) -> Tensor:
+        """The draft logits [N, V] after nodes at ``depth`` with these ``states`` [N, W]."""
+        return self.multiply(self.lm_head_of(depth), self.hidden_of(states, depth))
+
+    def multiply(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """``x`` [N, in] through a linear layer, or through the LM head that is tied to an embedding."""
+        run = self._products.get(layer)
+        if run is not None:
+            return run(x)
+        return F.linear(x, layer.weight) if isinstance(layer, nn.Embedding) else layer(x)
+
+    def use_kernels(self) -> None:
+        """Pack its own matrices, and run all products by the fastest kernels."""
+        for module in self.own.values():
+            pack_layers(module, self.decoder.dtype)
+        heads = {self.lm_head_of(depth) for depth in range(self.sizes.depth)}
+        layers = {layer for module in self.own.values() for layer in module.modules() if isinstance(layer, nn.Linear)}
+        self._products = {layer: linear_for(layer, self.decoder.dtype) for layer in layers | heads}
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The residual stream after the target's last layer."""
+        return self._taps
+
+    @property
+    def hidden_size(self) -> int:
+        """Of the target."""
+        return self.decoder.config.hidden_size
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """Tokens that its logits are of."""
+        return self.decoder.vocab_size if self.draft_vocab is None else len(self.draft_vocab.ids)
+
+    def own_state(self) -> dict[str, Tensor]:
+        return own_tensors(self.own, self.draft_vocab)
+
+    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
+        load_own_tensors(self.own, state, self.draft_vocab)
+
+    def unroll(
+        self,
+        tokens: Tensor,
+        hidden: Mapping[int, Tensor],
+        *,
+        segment: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Unrolled:
+        """See DraftHead. Anchor a is the token that is the root: its draft sees the state before it."""
+        depth = self.sizes.depth
+        anchors = sample_anchors(tokens, self.sizes.anchors, generator)
+        position, weight = anchor_positions(anchors, depth, segment, length=tokens.shape[1])
+        before = gather_preceding(hidden[self._taps[0]], anchors, 1, segment)  # [B, A, 1, H]
+        drafted = tokens.gather(1, position.flatten(1)).view(-1, depth)  # [B * A, D]
+        states, logits = self.begin(self.read_feature(before.flatten(0, 2))), []
+        for at in range(depth):
+            states = self.advance(states, drafted[:, at], at)
+            logits.append(self.logits_of(states, at))
+        return Unrolled(
+            logits=torch.stack(logits, dim=1).view(*position.shape, -1),
+            position=position,
+            weight=weight,
+            draft_ids=self.draft_ids,
+        )
+
+
+def bare_decoder(target: DecoderLM) -> DecoderLM:
+    """``target`` without its layers, on the same weights."""
+    with torch.device("meta"):
+        decoder = DecoderLM(replace(target.config, num_layers=0))
+    decoder.embed, decoder.head, decoder.norm = target.embed, target.head, target.norm
+    decoder.rotary, decoder.position = target.rotary, target.position
+    return decoder
+
+
+def output_rows(target: DecoderLM, vocab: DraftVocab | None) -> Tensor:
+    """The rows [D, H] of the target's LM head for ``vocab`` (None: all), its divisor of logits included.
+
+    Zeros where that is quantised, which nobody trains a head for: saved weights take their place.
+    """
+    weight = (target.embed if target.head is None else target.head).weight.detach()
+    if not weight.is_floating_point():
+        size = target.vocab_size if vocab is None else len(vocab.ids)
+        return torch.zeros(size, target.config.hidden_size)
+    return (weight if vocab is None else weight[vocab.ids]) / target.logits_divisor

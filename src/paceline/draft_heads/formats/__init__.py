@@ -1,0 +1,19 @@
+"""Formats of draft heads that other projects save."""
+
+from paceline.core.registry import Registry
+
+FORMATS = Registry(
+    "format",
+    {
+        "dflash": "paceline.draft_heads.formats.dflash:DFlashFormat",
+        "dspark": "paceline.draft_heads.formats.dspark:DeepSpecFormat",
+        "dspark_specforge": "paceline.draft_heads.formats.dspark:SpecForgeDSparkFormat",
+        "eagle3": "paceline.draft_heads.formats.eagle3:SafeAILabEagle3Format",
+        "eagle3_deepspec": "paceline.draft_heads.formats.eagle3:DeepSpecEagle3Format",
+        "speculators_eagle3": "paceline.draft_heads.formats.eagle3:SpeculatorsEagle3Format",
+        "speculators_dflash": "paceline.draft_heads.formats.speculators_block:SpeculatorsDFlashFormat",
+        "speculators_dspark": "paceline.draft_heads.formats.speculators_block:SpeculatorsDSparkFormat",
+    },
+    group="paceline.head_formats",
+    base="paceline.draft_heads.formats.base:Format",
+)

@@ -1,0 +1,109 @@
+"""Hydra: Medusa heads that also read the tokens drafted before (2402.05109).
+
+N nodes, H the target's hidden size, V vocabulary.
+"""
+
+from typing import ClassVar, Self, final
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.draft_heads.base import DraftHeadConfig
+from paceline.draft_heads.draft_vocab import DraftVocab
+from paceline.draft_heads.feature_head import FeatureHead, FeatureHeadConfig, bare_decoder, output_rows
+from paceline.draft_heads.layers import materialize, own_tensors
+from paceline.models.native.decoder import DecoderLM
+
+
+class HydraConfig(FeatureHeadConfig):
+    """``depth`` MLPs of ``num_blocks`` residual blocks, over the feature and the embeddings of the tokens after it."""
+
+    num_blocks: int = Field(default=1, ge=1)
+    shared_blocks: bool = False  # whether the blocks after the first are one, as in heads of the authors' code
+    grounded: bool = True  # whether it reads the tokens; else it is a Medusa head with another first block
+    head_bias: bool = True  # whether LM heads have a bias
+
+
+class WideBlock(nn.Module):
+    """The first block: R x + c + SiLU(W x + b), which maps the feature and the embeddings to one hidden state.
+
+    Where there is the feature alone, R x + c is x.
+    """
+
+    def __init__(self, inner: int, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inner, size)
+        self.residual = nn.Identity() if inner == size else nn.Linear(inner, size)
+
+
+@final
+class HydraHead(FeatureHead):
+    """A node's state is the feature followed by the embeddings of its path, which are the target's.
+
+    New blocks pass the feature on and new LM heads are the target's, so that at first every depth repeats the target's
+    last prediction, as new Medusa heads do.
+    """
+
+    kind: ClassVar[str] = "hydra"
+    Config: ClassVar[type[DraftHeadConfig]] = HydraConfig
+    reads_tokens: ClassVar[bool] = True
+
+    def __init__(
+        self, config: HydraConfig, num_layers: int, decoder: DecoderLM, draft_vocab: DraftVocab | None
+    ) -> None:
+        super().__init__(config, num_layers, decoder, draft_vocab)
+        self.options = config
+        size = decoder.config.hidden_size
+        more = min(config.num_blocks - 1, 1) if config.shared_blocks else config.num_blocks - 1
+        self.first_blocks = nn.ModuleList(
+            WideBlock((at + 2) * size if config.grounded else size, size) for at in range(config.depth)
+        )
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(nn.Linear(size, size) for _ in range(more)) for _ in range(config.depth)
+        )
+        self.lm_heads = nn.ModuleList(
+            nn.Linear(size, self.draft_vocab_size, bias=config.head_bias) for _ in range(config.depth)
+        )
+
+    @classmethod
+    def make(cls, config: DraftHeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
+        assert isinstance(config, HydraConfig)
+        vocab = DraftVocab.make(config.draft_vocab_size, target)
+        with torch.device("meta"):
+            head = cls(config, target.num_layers, bare_decoder(target), vocab)
+        rows, state = output_rows(target, vocab), dict[str, Tensor]()
+        for name, part in own_tensors(head.own).items():
+            if name.startswith("lm_heads.") and part.dim() == 2:
+                state[name] = rows.clone()
+            elif name.endswith("residual.weight"):
+                state[name] = torch.eye(*part.shape)  # the feature comes first
+            else:
+                state[name] = torch.zeros(part.shape)
+        materialize(head.own, state, target)
+        return head
+
+    @property
+    def own(self) -> dict[str, nn.Module]:
+        """The parts that are not the target's."""
+        return {"first_blocks": self.first_blocks, "blocks": self.blocks, "lm_heads": self.lm_heads}
+
+    def advance(self, states: Tensor, tokens: Tensor, depth: int) -> Tensor:
+        """See FeatureHead; states grow by H per depth."""
+        if not self.options.grounded:
+            return states
+        return torch.cat((states, self.decoder.embed(tokens)), dim=-1)
+
+    def hidden_of(self, states: Tensor, depth: int) -> Tensor:
+        """See FeatureHead."""
+        first, blocks = self.first_blocks[depth], self.blocks[depth]
+        assert isinstance(first, WideBlock) and isinstance(blocks, nn.ModuleList)
+        x = self.multiply(first.residual, states) + F.silu(self.multiply(first.linear, states))  # identities too
+        for at in range(self.options.num_blocks - 1):
+            x = x + F.silu(self.multiply(blocks[0 if self.options.shared_blocks else at], x))
+        return x
+
+    def lm_head_of(self, depth: int) -> nn.Module:
+        """See FeatureHead."""
+        return self.lm_heads[depth]

@@ -1,0 +1,109 @@
+"""Medusa: several tokens from one hidden state, each by residual blocks and an LM head of its own (2401.10774).
+
+A depth does not depend on the tokens drafted before it. N nodes, H the target's hidden size, V vocabulary.
+"""
+
+from typing import ClassVar, Literal, Self, final
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.draft_heads.base import DraftHeadConfig
+from paceline.draft_heads.draft_vocab import DraftVocab
+from paceline.draft_heads.feature_head import FeatureHead, FeatureHeadConfig, bare_decoder, output_rows
+from paceline.draft_heads.layers import materialize, own_tensors
+from paceline.models.native.decoder import DecoderLM
+
+DECAY = 0.8  # of the weights of the depths' losses
+
+
+class MedusaConfig(FeatureHeadConfig):
+    """``depth`` heads of ``num_blocks`` residual blocks each, x + SiLU(W x + b)."""
+
+    num_blocks: int = Field(default=1, ge=1)
+    shared_blocks: bool = False  # whether the blocks of a depth are one, run num_blocks times, as published heads are
+    block_bias: bool = True
+    lm_head: Literal["own", "shared", "target"] = "own"  # one per depth; one for all depths; the target's own
+
+    @property
+    def depth_weights(self) -> tuple[float, ...] | None:
+        """0.8 to the power of the depth, as in the paper."""
+        return tuple(DECAY**at for at in range(self.depth))
+
+
+@final
+class MedusaHead(FeatureHead):
+    """New blocks add nothing and new LM heads are the target's: at first every depth repeats the target's prediction.
+
+    The target's divisor of logits, where it has one, is in the weights of a new LM head. ``make`` raises ValueError
+    for a draft vocabulary with the target's own LM head.
+    """
+
+    kind: ClassVar[str] = "medusa"
+    Config: ClassVar[type[DraftHeadConfig]] = MedusaConfig
+    reads_tokens: ClassVar[bool] = False
+
+    def __init__(
+        self, config: MedusaConfig, num_layers: int, decoder: DecoderLM, draft_vocab: DraftVocab | None
+    ) -> None:
+        super().__init__(config, num_layers, decoder, draft_vocab)
+        self.options = config
+        size = decoder.config.hidden_size
+        different = 1 if config.shared_blocks else config.num_blocks
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(nn.Linear(size, size, bias=config.block_bias) for _ in range(different))
+            for _ in range(config.depth)
+        )
+        count = {"own": config.depth, "shared": 1, "target": 0}[config.lm_head]
+        self.lm_heads = nn.ModuleList(nn.Linear(size, self.draft_vocab_size, bias=False) for _ in range(count))
+
+    @classmethod
+    def make(cls, config: DraftHeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
+        assert isinstance(config, MedusaConfig)
+        if config.lm_head == "target" and config.draft_vocab_size is not None:
+            raise ValueError(
+                f"draft_vocab_size={config.draft_vocab_size} with lm_head='target', which has all tokens of the "
+                "target: leave the former out, or give lm_head 'own' or 'shared'"
+            )
+        vocab = DraftVocab.make(config.draft_vocab_size, target)
+        decoder = bare_decoder(target)
+        with torch.device("meta"):
+            head = cls(config, target.num_layers, decoder, vocab)
+        first = output_rows(target, vocab)
+        state = {
+            name: first.clone() if name.startswith("lm_heads.") else torch.zeros(part.shape)
+            for name, part in own_tensors(head.own).items()
+        }
+        materialize(head.own, state, target)
+        return head
+
+    @property
+    def own(self) -> dict[str, nn.Module]:
+        """The parts that are not the target's."""
+        return {"blocks": self.blocks, "lm_heads": self.lm_heads}
+
+    def advance(self, states: Tensor, tokens: Tensor, depth: int) -> Tensor:
+        """The same state at every depth: the feature."""
+        return states
+
+    def hidden_of(self, states: Tensor, depth: int) -> Tensor:
+        """See FeatureHead."""
+        blocks = self.blocks[depth]
+        assert isinstance(blocks, nn.ModuleList)
+        for at in range(self.options.num_blocks):
+            block = blocks[0 if self.options.shared_blocks else at]
+            states = states + F.silu(self.multiply(block, states))
+        return states
+
+    def lm_head_of(self, depth: int) -> nn.Module:
+        """See FeatureHead."""
+        if self.options.lm_head == "target":
+            return self.decoder.embed if self.decoder.head is None else self.decoder.head
+        return self.lm_heads[depth if self.options.lm_head == "own" else 0]
+
+    def logits_of(self, states: Tensor, depth: int) -> Tensor:
+        logits = super().logits_of(states, depth)
+        whole = self.options.lm_head == "target" and self.decoder.logits_divisor != 1.0
+        return logits / self.decoder.logits_divisor if whole else logits

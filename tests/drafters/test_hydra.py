@@ -1,0 +1,13 @@
+"""Small instances of the drafter ``hydra``; test_feature_drafters.py says what it must do."""
+
+from paceline.drafters.hydra import HydraDrafter
+from tests import tiny as models
+from tests.drafters.feature_heads import fitted
+
+
+def tiny(target):
+    return HydraDrafter(head=fitted("hydra", target))
+
+
+def guessable_target():
+    return models.looping_target()
