@@ -11,6 +11,7 @@ from paceline.api.loading import load
 from paceline.bench.tree_search import advise_tree
 from paceline.cli import run
 from paceline.draft_heads.files import save_head
+from paceline.drafters.block import BlockDrafter
 from paceline.drafters.early_exit import EarlyExitDrafter
 from paceline.drafters.hydra import HydraDrafter
 from paceline.drafters.linear_prophet import LinearProphetDrafter
@@ -32,8 +33,9 @@ KINDS = {
     "medusa": MedusaDrafter,
     "hydra": HydraDrafter,
     "mlp_speculator": MLPSpeculatorDrafter,
+    "block": BlockDrafter,
 }
-SIZES = {"early_exit": {"exit_layer": 1}}
+SIZES = {"early_exit": {"exit_layer": 1}, "block": {"block_size": 4}}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 PROMPT = [7, 3, 5, 7, 3, 5, 7]
 PARAMS = paceline.SamplingParams(max_tokens=16, temperature=0.8, seed=3)
@@ -186,6 +188,6 @@ def test_inspect_describes_a_head_and_its_target(folder, capsys):
     assert run(["inspect", str(folder / "prophet"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)["head"]
     assert (said["kind"], said["of"], said["num_states"]) == ("prophet", str(pair().target), 2)
-    assert said["precision"] == ["F64"] and said["parameters"] > 1000
+    assert said["precision"] == ["float64"] and said["parameters"] > 1000
     assert run(["inspect", str(folder / "prophet")]) == 0
     assert "key-value heads" in capsys.readouterr().out

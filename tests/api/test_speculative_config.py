@@ -259,9 +259,11 @@ def test_two_draft_lengths_are_refused(target):
     assert build_drafting(NGRAM, target=target).length(4) == 4
 
 
-@pytest.mark.parametrize("kind", ["prophet", "linear_prophet", "early_exit"])
+@pytest.mark.parametrize("kind", ["prophet", "linear_prophet", "early_exit", "block"])
 def test_head_drafts_what_it_was_trained_for_by_default(kind, target, tmp_path):
-    head = make(kind, target.lm, **({"exit_layer": 1} if kind == "early_exit" else {"depth": 2}))
+    head = make(
+        kind, target.lm, **{"early_exit": {"exit_layer": 1}, "block": {"block_size": 3}}.get(kind, {"depth": 2})
+    )
     save_head(head, tmp_path, target_name="target", fingerprint=fingerprint(target.lm))
     most = 8 if kind == "early_exit" else 2
     assert head.config.trained_depth == (None if kind == "early_exit" else 2)
@@ -273,7 +275,7 @@ def test_head_drafts_what_it_was_trained_for_by_default(kind, target, tmp_path):
     assert drafted.token_ids == plain.token_ids
     assert sum(drafted.stats.drafted[most:]) == 0 < drafted.stats.drafted[1]
     longer = build_drafting({"model": str(tmp_path), "num_speculative_tokens": 4}, target=target)
-    assert longer.drafter.max_nodes(4) - 1 == (2 if kind == "linear_prophet" else 4)
+    assert longer.drafter.max_nodes(4) - 1 == (2 if kind in ("linear_prophet", "block") else 4)
 
 
 def test_revision_of_a_head_is_refused(target, tmp_path):

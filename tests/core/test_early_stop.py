@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.core.early_stop import LEVELS, MOST_NOTED, EarlyStop, StopRule, level_of, noted_levels
+from paceline.core.early_stop import LEVELS, MOST_NOTED, EarlyStop, StopRule, level_of, level_of_odds, noted_levels
 
 CPU = torch.device("cpu")
 ALL = torch.ones(3, dtype=torch.bool)
@@ -21,6 +21,15 @@ def test_a_level_is_the_odds_of_the_likeliest_token(odds, level):
     assert level_of(peaked(odds)) == level
     assert level_of(peaked(odds).bfloat16() * 0 + peaked(odds)) == level
     assert level_of(peaked(odds).flip(0)) == level
+
+
+@pytest.mark.parametrize(("odds", "level"), [(1e-9, 1), (0.99, 7), (1.01, 8), (1.42, 9), (2.01, 10), (1e9, 15)])
+def test_a_judgement_has_the_level_of_its_odds(odds, level):
+    assert level_of_odds(torch.tensor(odds).log()) == level
+    stop = EarlyStop(1, CPU)
+    stop.plan(StopRule((0.5,) * LEVELS, (0.0,)))
+    stop.follow(None, peaked(1.0)[None], 0, ALL[:1], torch.tensor([odds]).log())
+    assert noted_levels(int(stop.notes), 1) == [level]
 
 
 def test_flat_distributions_have_the_lowest_levels_and_what_is_excluded_does_not_count():

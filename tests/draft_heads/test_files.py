@@ -24,8 +24,14 @@ from tests import tiny
 from tests.draft_heads.test_prophet import make, states
 from tests.models.layouts import pair, texts
 
-KINDS = {"prophet": dict(num_states=3), "linear_prophet": dict(depth=2), "medusa": dict(num_blocks=2)}
-KINDS |= {"hydra": dict(num_blocks=2), "mlp_speculator": dict(tied=True)}
+KINDS = {
+    "prophet": dict(num_states=3),
+    "linear_prophet": dict(depth=2),
+    "medusa": dict(num_blocks=2),
+    "hydra": dict(num_blocks=2),
+    "mlp_speculator": dict(tied=True),
+    "block": dict(block_size=4),
+}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 

@@ -16,7 +16,7 @@ def make(kind, target, *, seed=0, spread=0.3, **sizes):
     """A head whose weights are all random, including norms and zeros."""
     generator = torch.Generator().manual_seed(seed)
     head = DRAFT_HEADS.find(kind).make(DRAFT_HEADS.find(kind).Config(**sizes), target, generator=generator)
-    for tensor in head.own_state().values():
+    for tensor in filter(torch.is_floating_point, head.own_state().values()):
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
         tensor.data.add_(spread * noise.to(tensor.dtype))
     return head

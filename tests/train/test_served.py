@@ -25,6 +25,7 @@ SERVED = {
     "medusa": {"depth": 3, "num_blocks": 2},
     "hydra": {"depth": 3},
     "mlp_speculator": {"depth": 3, "tied": True},
+    "block": {"block_size": 4, "num_layers": 1},
 }
 
 

@@ -1,11 +1,13 @@
 """Task losses and gradients, for frozen and trained targets, whole batches and micro-batches."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from paceline.draft_heads.block import BlockConfig, BlockHead
 from paceline.train.batches import TrainBatch
 from paceline.train.tasks import Distillation, DraftHeadTask, NextToken, StepRandomness, TrainedHead
 from paceline.train.tasks.losses import DistillationLoss
@@ -255,3 +257,29 @@ def test_auxiliary_losses_are_added_with_their_weights_and_logged():
     torch.testing.assert_close(counts, metrics["aux.loss"][1])
     reached = torch.stack([whole.learned[:, 1 + depth :].sum() for depth in range(3)])
     torch.testing.assert_close(counts, weights * reached)
+
+
+def test_a_block_head_learns_no_token_after_the_first_without_a_loss_and_how_sure_it_is():
+    target, whole = model(), batch(masked=True)
+    config = BlockConfig(block_size=4, num_layers=1, anchors=None, confidence=True, confidence_weight=0.5, gamma=2.0)
+    head = BlockHead.make(config, target, generator=torch.Generator().manual_seed(1))
+    loss = DistillationLoss(terms={"kl": 1.0})
+    result = DraftHeadTask(target=target, heads=[TrainedHead(name="block", head=head)], loss=loss)(whole, DRAWS)
+    tokens = whole.tokens[:, :-1]
+    output = target.causal(tokens, taps=head.taps)
+    found = head.unroll(tokens, output.hidden)
+    wanted, count = torch.zeros((), dtype=torch.float64), torch.zeros(3)
+    for row in range(len(tokens)):
+        for anchor in range(tokens.shape[1]):
+            for depth in range(3):
+                at = anchor + depth
+                if at >= tokens.shape[1] or not whole.learned[row, at + 1]:
+                    break
+                p, q = output.logits[row, at].softmax(-1), found.logits[row, anchor, depth].softmax(-1)
+                accepted, sure = torch.minimum(p, q).sum(), found.confidence[row, anchor, depth].sigmoid()
+                entropy = -accepted * sure.log() - (1 - accepted) * (1 - sure).log()
+                wanted += math.exp(-depth / 2) / 3 * ((p * (p / q).log()).sum() + 0.5 * entropy)
+                count[depth] += math.exp(-depth / 2)
+    torch.testing.assert_close(result.loss.double(), wanted.detach(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(result.metrics["block.confidence"][1], count)
+    assert count[2] < count[0] * math.exp(-1)

@@ -10,7 +10,7 @@ from typing import cast
 from paceline.api import values
 from paceline.api.automatic import AUTO, with_automatic
 from paceline.api.cross_vocabulary import MODEL, SLEM, TLI, build_model_drafter, read_draft_model
-from paceline.api.draft_heads import build_head_drafter, is_head, read_weightless
+from paceline.api.draft_heads import build_head_drafter, find_head, read_weightless
 from paceline.api.draft_length import NumDraftTokens, check_draft_length
 from paceline.api.drafter_files import is_drafter_file, read_drafter_file
 from paceline.api.drafter_like import (
@@ -34,7 +34,6 @@ from paceline.api.speculative_fields import HARMLESS
 from paceline.api.stages import is_made_of_drafters, read_drafter_parts, refuse_bare
 from paceline.core.plan import Plan
 from paceline.core.tree import Draw
-from paceline.draft_heads.files import read_head_config
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.candidates import CandidateDrafters
@@ -84,7 +83,8 @@ def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
     - A draft model: a directory, a Hub id ("owner/name"), a ``Loaded`` or a loaded transformers model, on the target's
       device. Those loaded here take the target's precision. Its tokenizer may be another one
       (``cross_vocabulary.choose_exchange``); "model:draft=DIR,vocabulary=slem" or "=tli" says how it drafts then.
-    - The directory of a draft head trained for the target (``paceline.draft_heads.files``); the target must be native.
+    - The directory of a draft head trained for the target (``paceline.draft_heads.files``), or the directory or Hub id
+      of one that another project saved (``paceline.draft_heads.formats``); the target must be native.
     - "early_exit:exit_layer=8", for a native target that was trained to predict from this layer.
     - "layer_skip", the native target without the sub-layers that `paceline skip-search` found; "layer_skip:DIR",
       "layer_skip:attention=3-5;8,mlp=2" and "layer_skip:on_the_fly=true" are other ways to choose them.
@@ -133,8 +133,9 @@ def build_shaped(
     ``vocabulary`` is how a draft model of another tokenizer drafts (``cross_vocabulary.choose_exchange``). Raises
     ValueError as ``build_drafting`` does, and for a shape that allows none of the draws.
     """
-    if isinstance(draft, str | Path) and is_head(draft):
-        return build_head_drafter(draft, target=target, shape=shape, draws=draws)
+    head = None if isinstance(draft, Loaded) else find_head(draft)
+    if head is not None:
+        return build_head_drafter(head, target=target, shape=shape, draws=draws)
     loaded = draft if isinstance(draft, Loaded) else _load(draft, target)
     return build_model_drafter(target, loaded, draws=draws, shape=shape, wanted=vocabulary)
 
@@ -188,19 +189,14 @@ def _speculate(speculation: Speculation, target: Loaded) -> Drafter:
             min_prob=speculation.min_prob,
         )
         return HostDrafting(made)
-    path, shape = speculation.model, speculation.tree
-    if not is_head(path):
-        draft = _load(path, target, revision=speculation.revision)
-        vocabulary = TLI if speculation.heterogeneous else "auto"
-        return build_shaped(draft, target=target, shape=shape, draws=speculation.draws, vocabulary=vocabulary)
-    if speculation.revision is not None:
-        raise ValueError(
-            f"speculative_config: revision={speculation.revision!r}: {path} is a local directory; leave it out"
-        )
-    depth = read_head_config(path).config.trained_depth
-    if speculation.num_draft_tokens is None and depth is not None:
-        shape = Topology.chain(depth)
-    return build_head_drafter(path, target=target, shape=shape, draws=speculation.draws)
+    path, shape, draws = speculation.model, speculation.tree, speculation.draws
+    head = find_head(path, speculation.revision)
+    if head is not None:
+        as_trained = speculation.num_draft_tokens is None
+        return build_head_drafter(head, target=target, shape=shape, draws=draws, as_trained=as_trained)
+    draft = _load(path, target, revision=speculation.revision)
+    vocabulary = TLI if speculation.heterogeneous else "auto"
+    return build_shaped(draft, target=target, shape=shape, draws=draws, vocabulary=vocabulary)
 
 
 @cache
@@ -250,10 +246,9 @@ def _build(drafter: OneDrafter | None, target: Loaded) -> Drafter:
         return _by_name(drafter, target)
     if isinstance(drafter, str) and is_drafter_file(drafter):
         return _build(read_drafter_file(drafter).make(target), target)
-    if isinstance(drafter, str | Path) and is_head(drafter):
-        return build_head_drafter(drafter, target=target)
     if isinstance(drafter, Path) or (isinstance(drafter, str) and names_a_model(drafter)):
-        return _build(_load(drafter, target), target)
+        head = find_head(drafter)
+        return _build(_load(drafter, target), target) if head is None else build_head_drafter(head, target=target)
     raise unknown_drafter(drafter)
 
 

@@ -17,23 +17,47 @@ from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
 from paceline.draft_heads.files import is_head, load_head
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
-from paceline.drafters.tree.shapes import Shape
+from paceline.drafters.tree.shapes import Shape, Topology
+from paceline.models import hub
 from paceline.models.backend import fastest, pack_weights
+from paceline.models.directory import ModelError, is_hub_id
 from paceline.models.native.decoder import DecoderLM
 
-__all__ = ["Weightless", "WeightlessExit", "build_head_drafter", "is_head", "read_weightless"]
+__all__ = ["Weightless", "WeightlessExit", "build_head_drafter", "find_head", "is_head", "read_weightless"]
+
+
+def find_head(draft: str | Path, revision: str | None = None, *, pickles: bool = False) -> Path | None:
+    """The directory of the draft head that ``draft`` names, a directory or the Hub id of one; None for anything else.
+
+    What a Hub id names is fetched, at ``revision``, pickled weights only with ``pickles``. Raises ModelError for an id
+    that cannot be, and for the revision of a directory.
+    """
+    if not is_hub_id(draft):
+        if revision is not None and is_head(draft):
+            raise ModelError(f"revision={revision!r}: {draft} is a local directory; leave it out")
+        return Path(draft) if is_head(draft) else None
+    found = hub.fetch(str(draft), revision, pickles=pickles)
+    return found if is_head(found) else None
 
 
 def build_head_drafter(
-    path: str | Path, *, target: Loaded, shape: Shape | None = None, draws: frozenset[Draw] | None = None
+    path: str | Path,
+    *,
+    target: Loaded,
+    shape: Shape | None = None,
+    draws: frozenset[Draw] | None = None,
+    as_trained: bool = False,
 ) -> Drafter:
     """A drafter with the draft head of the directory ``path``, in the precision and on the device of ``target``.
 
-    It drafts ``shape`` (None: a chain) with one of ``draws`` (None: all that the shape allows). Raises ValueError for a
-    target that transformers runs, for missing or broken files, for a head of another target, and for a shape that
-    allows none of the draws.
+    It drafts ``shape`` (None: a chain; ``as_trained`` one of no more tokens than it was trained for) with one of
+    ``draws`` (None: all that the shape allows). Raises ValueError for a target that transformers runs, for missing or
+    broken files, for a head of another target, and for a shape that allows none of the draws.
     """
     head = load_head(path, _native(target, f"{path} is a head, which"), target_name=target.name)
+    depth = head.config.trained_depth
+    if as_trained and shape is None and depth is not None:
+        shape = Topology.chain(depth)
     return _drafter(head, target, shape=shape, draws=draws)
 
 

@@ -1,17 +1,13 @@
-"""What a model or a draft head is, what can draft for it, and the memory it takes. Reads no weights."""
+"""What a model is, what can draft for it, and the memory it takes. Reads no weights."""
 
 import inspect
-from math import prod
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from paceline.api.checkpoint import Checkpoint
 from paceline.api.cross_vocabulary import choose_exchange
 from paceline.api.engine import LONGEST, room
 from paceline.core.registry import Registry
-from paceline.draft_heads.files import WEIGHTS, HeadError, read_head_config
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter
@@ -63,29 +59,6 @@ def describe_checkpoint(
     if draft is not None:
         sections["draft"] = {**_describe(draft), **_judge(found, draft)}
     return sections
-
-
-def describe_head(path: str | Path) -> dict[str, object]:
-    """What a draft head is, and its target. Raises ValueError for files that are missing or broken."""
-    record, file = read_head_config(path), Path(path) / WEIGHTS
-    try:
-        with safe_open(file, framework="pt") as opened:
-            slices = [opened.get_slice(name) for name in opened.keys()]
-            sizes = [prod(one.get_shape()) for one in slices]
-            precisions = sorted({str(one.get_dtype()) for one in slices})
-    except (OSError, SafetensorError) as error:
-        raise HeadError(f"{file} cannot be read ({error}): save the head again") from error
-    return {
-        "name": str(path),
-        "kind": record.kind,
-        "of": record.target,
-        "of_sizes": record.fingerprint.sizes,
-        **record.config.model_dump(mode="json"),
-        "parameters": sum(sizes),
-        "precision": precisions,
-        "size_on_disk": file.stat().st_size,
-        "paceline": record.version,
-    }
 
 
 def _describe(found: Checkpoint) -> dict[str, object]:

@@ -33,7 +33,7 @@ class DraftOptions:
     """What drafts, and how drafts are verified."""
 
     draft: Annotated[str | None, MODEL_OR_HEAD_PATH] = None
-    """Draft model with the same vocabulary (directory or Hub id), or the directory of a draft head."""
+    """Draft model with the same vocabulary, or a draft head, ours or another project's: directory or Hub id."""
     drafter: Annotated[str | None, completing(DRAFTERS)] = None
     """Drafter by name, such as ngram, which needs no model, or with options: ngram:max_ngram=4; FILE.py:NAME, one of
     your own; the directory of a draft head; 'model:DIR < ngram', a draft model that another drafter drafts for;
@@ -64,10 +64,7 @@ class DraftOptions:
         self._check_drafting()
         check_draft_quantization(self.draft_quantization, draft=self.draft)
         if self.draft is not None and self.draft_quantization is not None and is_head(self.draft):
-            raise ValueError(
-                f"--draft-quantization {self.draft_quantization}: {self.draft} is a draft head, which takes "
-                "the target's precision; leave it out"
-            )
+            raise ValueError(self._quantized_head())
         if self.several and self.num_draft_tokens not in (None, "auto"):
             raise ValueError(
                 f"--num-draft-tokens {self.num_draft_tokens} with --drafter {given} and --draft {self.draft}: give one "
@@ -118,6 +115,12 @@ class DraftOptions:
         if self.verifier != VERIFIER:
             raise ValueError(f"--verifier {self.verifier} {without}: {way_out}")
 
+    def _quantized_head(self) -> str:
+        return (
+            f"--draft-quantization {self.draft_quantization}: {self.draft} is a draft head, which takes the target's "
+            "precision; leave it out"
+        )
+
     @property
     def drafts(self) -> bool:
         """Whether a drafter is given."""
@@ -131,12 +134,16 @@ class DraftOptions:
     def choose(self, target: "Loaded") -> "DrafterLike":
         """The drafter, or both, loaded where it is a model; a draft head stays a path."""
         from paceline.api import load
+        from paceline.api.draft_heads import find_head
 
         if self.draft is None:
             return self.drafter
-        draft: Loaded | str = self.draft
-        if not is_head(self.draft):
+        head = find_head(self.draft)
+        draft: Loaded | str = self.draft if head is None else str(head)
+        if head is None:
             draft = load(draft, dtype=target.dtype, device=target.lm.device, quantization=self.draft_quantization)
+        elif self.draft_quantization is not None:
+            raise ValueError(self._quantized_head())
         return [self.drafter, draft] if self.several and self.drafter is not None else draft
 
     @property

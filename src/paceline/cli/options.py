@@ -111,6 +111,12 @@ TrustRemoteCode = Annotated[
         group=MODEL,
     ),
 ]
+Pickles = Annotated[
+    bool,
+    Parameter(
+        help="Read a draft head's pickled weights (*.bin, *.pt) too, by torch's weights-only loader.", group=MODEL
+    ),
+]
 BatchSize = Annotated[
     int | None,
     Parameter(

@@ -5,6 +5,7 @@ itself or a later one; so every lossless verifier stays exact (docs/controller.m
 vocabulary.
 """
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -42,6 +43,12 @@ def level_of(logits: Tensor) -> Tensor:
     return (8 - 2 * rest.clamp(min=0).log2()).floor().clamp(1, LEVELS).long()
 
 
+def level_of_odds(logits: Tensor) -> Tensor:
+    """The level int64 of a chance whose log odds are ``logits``, on the scale of ``level_of``."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return (8 + 2 / math.log(2) * wide).floor().clamp(1, LEVELS).long()
+
+
 def noted_levels(note: int, count: int) -> list[int]:
     """The levels of the first ``count`` tokens of a row's note; fewer where it has none."""
     found: list[int] = []
@@ -75,13 +82,16 @@ class EarlyStop:
         self.least.copy_(torch.tensor(rule.least), non_blocking=True)
         self.acceptance[:, 1:].copy_(torch.tensor(rule.acceptance), non_blocking=True)
 
-    def follow(self, chance: Tensor | None, logits: Tensor, depth: int, drafts: Tensor) -> tuple[Tensor, Tensor]:
+    def follow(
+        self, chance: Tensor | None, logits: Tensor, depth: int, drafts: Tensor, confidence: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The chance [B] that the token at ``depth`` (from 0) is accepted, and whether to draft it [B] bool.
 
-        ``chance`` is that of the token above (None: there is none); ``logits`` [B, V] are those it is chosen from.
+        ``chance`` is that of the token above (None: there is none); ``logits`` [B, V] are those it is chosen from. With
+        ``confidence`` [B], the log odds that the drafter gives the token before it knows it, these are its level.
         Levels are noted of rows that otherwise draft it, ``drafts`` [B] bool.
         """
-        level = level_of(logits)
+        level = level_of(logits) if confidence is None else level_of_odds(confidence)
         if depth < MOST_NOTED:
             self.notes.bitwise_or_(torch.where(drafts, level << BITS * depth, 0))
         here = self.acceptance.gather(1, level[:, None])[:, 0]

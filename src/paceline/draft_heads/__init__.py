@@ -8,6 +8,7 @@ from paceline.core.registry import Registry
 DRAFT_HEADS = Registry(
     "head",
     {
+        "block": "paceline.draft_heads.block:BlockHead",
         "early_exit": "paceline.draft_heads.early_exit:EarlyExitHead",
         "hydra": "paceline.draft_heads.hydra:HydraHead",
         "linear_prophet": "paceline.draft_heads.linear_prophet:LinearProphetHead",

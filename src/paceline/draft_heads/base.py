@@ -29,7 +29,7 @@ class DraftHeadConfig(BaseModel):
 
     @property
     def auxiliary_weights(self) -> Mapping[str, float]:
-        """The weights in the loss of what ``Unrolled.auxiliary`` holds, by its names."""
+        """The weights in the loss of what ``Unrolled.auxiliary`` holds, by its names, and of "confidence"."""
         return {}
 
     @property
@@ -49,7 +49,9 @@ class Unrolled:
     logits: Tensor  # [B, A, D, V]; [B, A, D, K] with draft_ids
     position: Tensor  # [B, A, D] int64 in 0..T - 1
     weight: Tensor | None = None  # [B, A, D] weight in the loss, 0 beyond the sequence; None: 1
+    stops_at_unlearned: bool = False  # whether no entry of a draft counts after one whose token has no loss
     draft_ids: Tensor | None = None  # [K] int64, the target ids of the logits, ascending; None: all
+    confidence: Tensor | None = None  # [B, A, D] the head's log odds that the entry's token is accepted
     auxiliary: Mapping[str, Tensor] | None = None  # more losses [B, A, D] by name, with the weights of the config
 
 

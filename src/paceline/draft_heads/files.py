@@ -1,11 +1,12 @@
 """Saves and loads draft heads as directories: config.json and model.safetensors.
 
-A head belongs to one target, whose fingerprint (models/fingerprint) is saved; it is refused for any other.
+A head belongs to one target, whose fingerprint (models/fingerprint) is saved; it is refused for any other. Heads of
+other projects (``formats``) are loaded too; they have no fingerprint, so their sizes and vocabulary are compared.
 """
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from torch import Tensor
 from paceline import __version__
 from paceline.draft_heads import DRAFT_HEADS
 from paceline.draft_heads.base import DraftHead, DraftHeadConfig
+from paceline.draft_heads.formats.base import FormatError, Imported
+from paceline.draft_heads.formats.detection import read_foreign
 from paceline.draft_heads.layers import DRAFT_IDS
-from paceline.models.directory import CONFIG
+from paceline.models.directory import CONFIG, is_own_head
 from paceline.models.directory import HEAD_TYPE as MODEL_TYPE
 from paceline.models.directory import is_head as is_head
 from paceline.models.fingerprint import Fingerprint, fingerprint
@@ -68,7 +71,7 @@ def save_head(head: DraftHead, path: str | Path, *, target_name: str, fingerprin
 def read_head_config(path: str | Path) -> HeadRecord:
     """What the config.json of a head's directory says. Raises HeadError for what is missing, broken or unknown."""
     path = Path(path)
-    if not is_head(path):
+    if not is_own_head(path):
         raise HeadError(
             f"{path} is no head: it has no {CONFIG} with model_type {MODEL_TYPE!r}; give a directory that "
             "paceline train wrote"
@@ -92,13 +95,20 @@ def read_head_config(path: str | Path) -> HeadRecord:
     return HeadRecord(kind=kind, config=config, target=str(name), fingerprint=record, version=version)
 
 
-def load_head(path: str | Path, target: DecoderLM, *, target_name: str = "this model") -> DraftHead:
+def load_head(
+    path: str | Path, target: DecoderLM, *, target_name: str = "this model", pickles: bool = False
+) -> DraftHead:
     """The head of the directory ``path`` around ``target``, in its precision, on its device, in evaluation mode.
 
+    It may be another project's, by ``formats.detection``; of these only, ``pickles`` allows pickled weights.
+
     Raises HeadError for files that are missing, broken or not of one writing, for weights that do not fit the config,
-    and for a head of another target than ``target``, which messages call ``target_name``.
+    and for a head of another target than ``target``, which messages call ``target_name``; FormatError for other
+    projects' heads, as ``read_foreign`` does.
     """
     path = Path(path)
+    if is_head(path) and not is_own_head(path):
+        return build_imported(read_foreign(path, target, pickles=pickles).imported, target, path=path)
     record = read_head_config(path)
     own = fingerprint(target)
     if not record.fingerprint.matches(own):
@@ -108,14 +118,28 @@ def load_head(path: str | Path, target: DecoderLM, *, target_name: str = "this m
             f"{target_name}"
         )
     state = _read_weights(path, record)
-    # These random weights are replaced by the saved ones.
-    head: DraftHead = DRAFT_HEADS.find(record.kind).make(
-        record.config, target, generator=torch.Generator().manual_seed(0)
-    )
     try:
-        head.load_own_state({name: _on(target, part) for name, part in state.items()})
+        return _build(record.kind, record.config, state, target)
     except ValueError as error:
         raise HeadError(f"{path / WEIGHTS} does not fit {CONFIG}: {error}; {AGAIN}") from error
+
+
+def build_imported(imported: Imported, target: DecoderLM, *, path: str | Path) -> DraftHead:
+    """The head of another project's files, which lie at ``path``, around ``target``, as ``load_head`` returns it.
+
+    Raises FormatError for a configuration that does not fit the target.
+    """
+    try:
+        return _build(imported.kind, imported.config, imported.state, target)
+    except ValueError as error:
+        raise FormatError(f"{path}, a {imported.kind} head, does not fit its config or this target: {error}") from error
+
+
+def _build(kind: str, config: DraftHeadConfig, state: Mapping[str, Tensor], target: DecoderLM) -> DraftHead:
+    """Raises ValueError for a configuration that does not fit ``target``, and for tensors that do not fit it."""
+    # These random weights are replaced by the saved ones.
+    head: DraftHead = DRAFT_HEADS.find(kind).make(config, target, generator=torch.Generator().manual_seed(0))
+    head.load_own_state({name: _on(target, part) for name, part in state.items()})
     return head.requires_grad_(False).eval()
 
 

@@ -25,6 +25,7 @@ DRAFTERS = Registry(
         "medusa": "paceline.drafters.medusa:MedusaDrafter",
         "hydra": "paceline.drafters.hydra:HydraDrafter",
         "mlp_speculator": "paceline.drafters.mlp_speculator:MLPSpeculatorDrafter",
+        "block": "paceline.drafters.block:BlockDrafter",
     },
     group="paceline.drafters",
     base="paceline.drafters.base:Drafter",

@@ -17,7 +17,7 @@ from paceline.core.tree import Draw, NoDraft, Tree
 from paceline.draft_heads.vocab_map import PaddedVocab, VocabMap
 from paceline.drafters.base import Drafter, DrafterContext, root_only
 from paceline.drafters.tree import FusedChain, fused_chain, make_grower, possible_draws
-from paceline.drafters.tree.base import GrownTree, TreeGrower
+from paceline.drafters.tree.base import ConfidenceScorer, GrownTree, TreeGrower
 from paceline.drafters.tree.shapes import Chain, Shape, Topology
 from paceline.models.base import LM, FusedDrafting
 
@@ -44,6 +44,7 @@ class GrowingDrafter(Drafter):
     accepts_other_tokens = True
     max_context: int | None = None  # rows with more tokens are not drafted for; None: there is no limit
     skipped: Sequence[int] = ()  # rows that have no draft in this step, as far as the host knows
+    confidence: ConfidenceScorer | None = None  # its own judgement of acceptance; None: its distributions are that
     reads: Tensor  # [B] bool, which rows read their root in this step
     lm: LM
 
@@ -128,7 +129,7 @@ class GrowingDrafter(Drafter):
             grown = fused.grow(batch, self.draft_fused, reason, max_context=self.max_context)
         if grown is None:
             logits = self.vocab_map.target_logits(self.read_root(batch))
-            grown = grower.grow(batch, logits, self._max_depth(batch), self._score, reason)
+            grown = grower.grow(batch, logits, self._max_depth(batch), self._score, reason, self.confidence)
         return self.finish(batch, grown)
 
     def num_known(self, batch: Batch) -> Tensor:

@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import cast
 
+from paceline.models.head_signs import shows_head
+
 CONFIG = "config.json"
-HEAD_TYPE = "paceline_head"  # model_type of draft heads, which are no models
+HEAD_TYPE = "paceline_head"  # model_type of our draft heads, which are no models
 AGAIN = "correct it, or take the model's own config.json again"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -44,11 +46,15 @@ def check_path(model: str | Path) -> None:
 
 
 def is_head(path: str | Path) -> bool:
-    """Whether ``path`` is the directory of a draft head, valid or not."""
-    try:
-        found = _parse(Path(path) / CONFIG)
-    except (OSError, ValueError):
+    """Whether ``path`` is the directory of a draft head, ours or another project's, valid or not."""
+    if str(path) == "" or not Path(path).is_dir():
         return False
+    return is_own_head(path) or shows_head(Path(path), _try_parse(Path(path) / CONFIG))
+
+
+def is_own_head(path: str | Path) -> bool:
+    """Whether ``path`` is the directory of a draft head that Paceline saved, valid or not."""
+    found = _try_parse(Path(path) / CONFIG)
     return str(path) != "" and found is not None and found.get("model_type") == HEAD_TYPE
 
 
@@ -67,6 +73,11 @@ def read_config(path: Path) -> dict[str, object]:
         raise ModelError(
             f"{path} holds an adapter (PEFT), not a model; merge it with "
             "AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...) and give the result"
+        )
+    if not is_own_head(path) and is_head(path):
+        raise ModelError(
+            f"{path} is a draft head, not a model: give it as the draft (--draft, in Python drafter=), and the model "
+            "that it was trained for here"
         )
     if not (path / CONFIG).is_file():
         raise ModelError(f"not a model: {path} has no {CONFIG}; give a directory saved with save_pretrained")
@@ -106,6 +117,14 @@ def _parse(path: Path) -> dict[str, object] | None:
     """The JSON object in a file, None for other JSON. Raises ValueError for what is no JSON, OSError for no file."""
     found = json.loads(path.read_text(encoding="utf-8"))
     return cast("dict[str, object]", found) if isinstance(found, dict) else None
+
+
+def _try_parse(path: Path) -> dict[str, object] | None:
+    """As ``_parse``, and None for no JSON and no file too."""
+    try:
+        return _parse(path)
+    except (OSError, ValueError):
+        return None
 
 
 def _only(path: Path, pattern: str) -> bool:

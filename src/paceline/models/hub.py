@@ -8,25 +8,28 @@ from pathlib import Path
 from paceline.models.directory import ModelError
 
 WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "merges.txt", "vocab.txt"]
-UNWANTED = ["*/*.json", "*/*.safetensors", "consolidated*", "*.bin"]  # other layouts of the same weights
+UNWANTED = ["*/*.json", "*/*.safetensors", "consolidated*"]  # other layouts of the same weights
 CODE = "*.py"
+PICKLES = ["*.bin", "*.pt"]  # of draft heads, where they are asked for
 
 
-def fetch(repository: str, revision: str | None, *, code: bool = False) -> Path:
+def fetch(repository: str, revision: str | None, *, code: bool = False, pickles: bool = False) -> Path:
     """The directory of ``repository`` at ``revision`` (None is its main branch) in the Hub's cache, fetched if need be.
 
-    With ``code`` the repository's Python files are fetched too, otherwise none. With HF_HUB_OFFLINE set nothing is
-    fetched. Raises ModelError, naming the id and the way out, for an id or revision that does not exist, access that is
-    not granted, and a Hub that cannot be reached.
+    With ``code`` the repository's Python files are fetched too, with ``pickles`` pickled weights, otherwise neither.
+    With HF_HUB_OFFLINE set nothing is fetched. Raises ModelError, naming the id and the way out, for an id or revision
+    that does not exist, access that is not granted, and a Hub that cannot be reached.
     """
     import huggingface_hub
 
+    wanted = [*WANTED, *([CODE] if code else []), *(PICKLES if pickles else [])]
+    unwanted = [*UNWANTED, CODE, *PICKLES]
     try:
         folder = huggingface_hub.snapshot_download(
             repository,
             revision=revision,
-            allow_patterns=[*WANTED, CODE] if code else WANTED,
-            ignore_patterns=UNWANTED if code else [*UNWANTED, CODE],
+            allow_patterns=wanted,
+            ignore_patterns=[pattern for pattern in unwanted if pattern not in wanted],
             # older versions ask the Hub for a commit's files even then
             local_files_only=huggingface_hub.constants.HF_HUB_OFFLINE,
         )

@@ -11,6 +11,7 @@ from paceline.cli.commands.data_regenerate import DataRegenerate
 from paceline.cli.commands.datastore_build import DatastoreBuild
 from paceline.cli.commands.datastore_inspect import DatastoreInspect
 from paceline.cli.commands.demo import Demo
+from paceline.cli.commands.export import Export
 from paceline.cli.commands.generate import Generate
 from paceline.cli.commands.inspect import Inspect
 from paceline.cli.commands.options import Options
@@ -35,6 +36,7 @@ COMMANDS: dict[str, type[Command]] = {
     "skip-search": SkipSearch,
     "train": Train,
     "train report": TrainReport,
+    "export": Export,
     "bench": Bench,
     "bench report": BenchReport,
     "data prepare": DataPrepare,

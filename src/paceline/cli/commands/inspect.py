@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +15,7 @@ from paceline.cli.command import EXIT_OK, Command
 from paceline.cli.options import (
     AT_LEAST_1,
     MODEL_OR_HEAD_PATH,
+    MODEL_PATH,
     NUM_DRAFT_TOKENS,
     POSITIONAL,
     Backend,
@@ -22,6 +23,7 @@ from paceline.cli.options import (
     DraftQuantization,
     Dtype,
     Json,
+    Pickles,
     Quantization,
     Revision,
     TrustRemoteCode,
@@ -43,18 +45,24 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 class Inspect(Command):
     """Show whether a model runs natively, what can draft for it and what to type next, then its sizes and memory.
 
-    Reads only the config, the tokenizer and the headers of the weights, so large models take no longer.
+    Reads only the config, the tokenizer and the headers of the weights, so large models take no longer. Of a draft
+    head, ours or another project's, it shows the format; with --target, for which both are loaded, everything that was
+    assumed to read it.
 
     Examples:
 
         paceline inspect DIR
         paceline inspect DIR --draft SMALL_DIR --batch-size 16 --context 4096
+        paceline inspect HEAD_DIR --target DIR
         paceline inspect DIR --json
     """
 
     model: Annotated[str, POSITIONAL, MODEL_OR_HEAD_PATH]
-    """Directory or Hub id."""
+    """Directory or Hub id, of a model or of a draft head."""
     _: KW_ONLY
+    target: Annotated[str | None, MODEL_PATH] = None
+    """The model that the inspected draft head is for: load both, and show what the head is taken to be."""
+    pickles: Pickles = False
     draft: Annotated[str | None, MODEL_OR_HEAD_PATH] = None
     """Check whether this model can draft for it."""
     batch_size: Annotated[int, AT_LEAST_1] = 8
@@ -74,13 +82,16 @@ class Inspect(Command):
 
     def run(self) -> int:
         """Describe a model or a draft head."""
-        from paceline.api.draft_heads import is_head
-        from paceline.api.inspection import describe_head
+        from paceline.api.draft_heads import find_head
 
-        if is_head(self.model):
-            facts = describe_head(self.model)
-            sections = {"conclusion": self._conclude_head(facts), "head": facts}
+        head = find_head(self.model, self.revision, pickles=self.pickles)
+        if head is not None:
+            facts = self._describe_head(head)
+            sections = {"conclusion": self._conclude_head(facts["head"]), **facts}
         else:
+            for option, given in (("--target", self.target), ("--pickles", self.pickles)):
+                if given:
+                    raise ValueError(f"{option}: {self.model} is no draft head, to which it belongs; leave it out")
             facts = self._describe_model()
             sections = {"conclusion": self._conclude(facts), **facts}
         if self.json:
@@ -88,6 +99,19 @@ class Inspect(Command):
         else:
             _print(sections)
         return EXIT_OK
+
+    def _describe_head(self, path: Path) -> dict[str, dict[str, object]]:
+        from paceline.api import load
+        from paceline.api.head_inspection import describe_head
+
+        if self.draft is not None:
+            raise ValueError(f"--draft {self.draft}: {self.model} is a draft head, which nothing drafts for")
+        target = None
+        if self.target is not None:
+            target = load(
+                self.target, dtype=self.dtype, device=self.device, backend=self.backend, quantization=self.quantization
+            )
+        return describe_head(path, name=self.model, target=target, pickles=self.pickles)
 
     def _describe_model(self) -> dict[str, dict[str, object]]:
         from paceline.api.checkpoint import read_checkpoint
@@ -160,12 +184,15 @@ class Inspect(Command):
         """For which model a head drafts, and the command that uses it."""
         from paceline.api.usage import generate_command
 
-        target = str(facts["of"])
-        model = target if Path(target).is_dir() or HUB_ID.fullmatch(target) else "MODEL"
-        return {
-            "says": f"{self.model} is a {facts['kind']} head, which drafts for {target} and for no other model.",
-            "next": generate_command(model, draft=self.model),
-        }
+        target = self.target or (None if facts["of"] is None else str(facts["of"]))
+        found = target is not None and (Path(target).is_dir() or HUB_ID.fullmatch(target))
+        model = target if target is not None and found else "MODEL"
+        kind = facts.get("kind", facts.get("format"))
+        said = f"{self.model} is a {kind} head, which drafts for {target or 'one model, which its files do not name,'}"
+        says = f"{said} and for no other model." if target else f"{said} alone."
+        if "kind" not in facts:  # it was not loaded
+            return {"says": says, "next": shlex.join(["paceline", "inspect", self.model, "--target", model])}
+        return {"says": says, "next": generate_command(model, draft=self.model)}
 
 
 def _runs(sections: Mapping[str, Mapping[str, object]]) -> str:
@@ -214,6 +241,11 @@ def _print(sections: dict[str, dict[str, object]]) -> None:
 
 def _spell(name: str, value: object) -> str:
     """A value in human-readable form."""
+    if isinstance(value, dict):
+        assumed = cast("dict[str, object]", value)
+        return f"{_spell(name, assumed['value'])}   ({assumed['from']})"
+    if value is None:
+        return "none"
     if name == "backend":
         return RUNNERS[str(value)]
     if isinstance(value, bool):

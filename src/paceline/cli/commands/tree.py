@@ -52,7 +52,7 @@ class Tree(Command):
     def run(self) -> int:
         """Measure, decode again with what was found, and print."""
         from paceline.api import SamplingParams, build_verifier, load
-        from paceline.api.draft_heads import is_head
+        from paceline.api.draft_heads import find_head
         from paceline.bench.prompts import choose_prompts
         from paceline.bench.tree_search import advise_tree
         from paceline.cli.prompt_file.prompts import read_valid_prompts
@@ -61,7 +61,7 @@ class Tree(Command):
         build_verifier(self.verifier)  # refuses before anything is loaded
         params = SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
         target = self.model.load()
-        draft = self.draft if is_head(self.draft) else load(self.draft, dtype=target.dtype, device=target.lm.device)
+        draft = find_head(self.draft) or load(self.draft, dtype=target.dtype, device=target.lm.device)
         given = None if self.prompt_file is None else read_valid_prompts(self.prompt_file)
         prompts = choose_prompts(target, suite="code", given=given, count=self.num_prompts, seed=0)
         with notes.status("measuring ..."):

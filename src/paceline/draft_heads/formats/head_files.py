@@ -34,8 +34,9 @@ class HeadFiles:
     """A directory with a head's config.json and weights. Tensors are loaded one by one, by ``tensor``.
 
     ``config`` is {} where there is no config.json. ``headers`` are the tensors by name, without content (on the meta
-    device), sorted. ``pickles`` allows *.bin and *.pt where there are no safetensors. Raises FormatError for a
-    directory without weights that may be read, and for files that are missing, broken or truncated.
+    device), sorted; ``weights`` are the files that they are in. ``pickles`` allows *.bin and *.pt where there are no
+    safetensors. Raises FormatError for a directory without weights that may be read, and for files that are missing,
+    broken or truncated.
     """
 
     def __init__(self, path: str | Path, *, pickles: bool = False) -> None:
@@ -44,8 +45,9 @@ class HeadFiles:
         self.config = _read_config(self.path)
         self._pickled: dict[str, Tensor] = {}
         self._file: dict[str, Path] = {}  # of each tensor in safetensors
+        self.weights = tuple(_find_weights(self.path, pickles))
         headers: dict[str, Tensor] = {}
-        for file in _find_weights(self.path, pickles):
+        for file in self.weights:
             if file.suffix == ".safetensors":
                 found = _read_headers(file)
                 self._file.update(dict.fromkeys(found, file))

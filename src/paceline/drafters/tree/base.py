@@ -5,9 +5,9 @@ numbered in the order in which they are scored. B rows, N nodes, n nodes of a ca
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Protocol, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -27,6 +27,10 @@ class NodeScorer(Protocol):
         ...
 
 
+ConfidenceScorer: TypeAlias = Callable[[], Tensor]
+"""The log odds [B] of acceptance of the token after the node that was scored last, which is not known yet."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrownTree:
     """A draft tree, and the place of its nodes in the forest."""
@@ -42,12 +46,18 @@ class TreeGrower(ABC):
 
     @abstractmethod
     def grow(
-        self, batch: Batch, logits: Tensor, max_depth: Tensor, score_nodes: NodeScorer, no_draft_reason: NoDraft
+        self,
+        batch: Batch,
+        logits: Tensor,
+        max_depth: Tensor,
+        score_nodes: NodeScorer,
+        no_draft_reason: NoDraft,
+        confidence: ConfidenceScorer | None = None,
     ) -> GrownTree:
         """A tree for every row, from the ``logits`` [B, 1, V] after its root.
 
         No node of row b is valid below depth ``max_depth[b]`` [B], nor in rows that are not active. ``no_draft_reason``
-        says why a row of ``max_depth`` 0 has no draft.
+        says why a row of ``max_depth`` 0 has no draft. Chains that end early do so by ``confidence`` (None: by logits).
         """
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.batch import Batch
 from paceline.core.tree import NoDraft, Tree
-from paceline.drafters.tree.base import GrownTree, NodeScorer, TreeGrower
+from paceline.drafters.tree.base import ConfidenceScorer, GrownTree, NodeScorer, TreeGrower
 from paceline.drafters.tree.shapes import Confident
 
 
@@ -27,12 +27,18 @@ class ConfidentGrower(TreeGrower):
         self.num_expanded = shape.num_expanded
 
     def grow(
-        self, batch: Batch, logits: Tensor, max_depth: Tensor, score_nodes: NodeScorer, no_draft_reason: NoDraft
+        self,
+        batch: Batch,
+        logits: Tensor,
+        max_depth: Tensor,
+        score_nodes: NodeScorer,
+        no_draft_reason: NoDraft,
+        confidence: ConfidenceScorer | None = None,
     ) -> GrownTree:
         width = self.shape.width
         root = torch.full((batch.rows, 1), -1, device=batch.device)
         # Of all candidates; the first entry of each list stands for the root.
-        tokens, confidence, parents, in_forest = (
+        tokens, values, parents, in_forest = (
             [batch.root[:, None]],
             [torch.zeros_like(logits[..., 0])],
             [root],
@@ -46,11 +52,11 @@ class ConfidentGrower(TreeGrower):
                 scored = Tree.make(forest[0], forest[1], forest[2].bool(), max_depth=depth - 2)
                 logits = score_nodes(scored, (depth - 2) * width)
             found, log_probs = self._children(batch.process(logits, path))  # [B, F, w]
-            value = (confidence[-1].gather(1, frontier - self._start(depth - 1))[..., None] + log_probs).flatten(1)
+            value = (values[-1].gather(1, frontier - self._start(depth - 1))[..., None] + log_probs).flatten(1)
             value = torch.where((depth <= max_depth)[:, None] & batch.active[:, None], value, -torch.inf)
             # Ids beyond the draft's vocabulary may occur where nothing is left to propose.
             tokens.append(torch.where(value > -torch.inf, found.flatten(1), 0))
-            confidence.append(value)
+            values.append(value)
             parents.append(frontier.repeat_interleave(width, dim=1))
             in_forest.append(torch.full_like(parents[-1], -1))
             if depth < self.shape.depth:
@@ -63,7 +69,7 @@ class ConfidentGrower(TreeGrower):
                 path = torch.cat((path, tokens[-1].gather(1, best)[..., None]), dim=-1)
                 more = (tokens[-1].gather(1, best), above, (value.gather(1, best) > -torch.inf).long())
                 forest = [torch.cat(pair, dim=1) for pair in zip(forest, more, strict=True)]
-        candidates = (torch.cat(pieces, dim=1) for pieces in (tokens, confidence, parents, in_forest))
+        candidates = (torch.cat(pieces, dim=1) for pieces in (tokens, values, parents, in_forest))
         return self._rerank(batch, *candidates, no_draft_reason=no_draft_reason)
 
     def _start(self, depth: int) -> int:

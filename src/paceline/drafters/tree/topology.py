@@ -13,6 +13,7 @@ from torch import Tensor
 from paceline.core.batch import Batch
 from paceline.core.tree import Draw, NoDraft
 from paceline.drafters.tree.base import (
+    ConfidenceScorer,
     GrownTree,
     NodeScorer,
     TopologyTensors,
@@ -90,7 +91,13 @@ class TopologyGrower(TreeGrower):
             )
 
     def grow(
-        self, batch: Batch, logits: Tensor, max_depth: Tensor, score_nodes: NodeScorer, no_draft_reason: NoDraft
+        self,
+        batch: Batch,
+        logits: Tensor,
+        max_depth: Tensor,
+        score_nodes: NodeScorer,
+        no_draft_reason: NoDraft,
+        confidence: ConfidenceScorer | None = None,
     ) -> GrownTree:
         within = self.depths <= max_depth[:, None]  # [B, D]
         tokens, valid = [batch.root[:, None]], [batch.active[:, None]]
@@ -113,7 +120,8 @@ class TopologyGrower(TreeGrower):
             grows = select_nodes(above, step.level.parent) & within[:, depth : depth + 1]
             tokens.append(sampled.tokens)
             if stops_early:
-                chance, goes_on = batch.early_stop.follow(chance, logits[:, 0], depth, grows[:, 0])
+                odds = None if confidence is None else confidence()
+                chance, goes_on = batch.early_stop.follow(chance, logits[:, 0], depth, grows[:, 0], odds)
                 grows = grows & goes_on[:, None]
             valid.append(grows if sampled.possible is None else grows & sampled.possible)
             probs += [] if sampled.probs is None else [sampled.probs]

@@ -80,6 +80,7 @@ def compile_program(lm: DecoderLM, skipped: SkippedSublayers | None = None) -> P
     model = Model(
         hidden=config.hidden_size,
         vocab=lm.vocab_size,
+        embeddings=lm.embed.num_embeddings,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,

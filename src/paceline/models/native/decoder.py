@@ -141,13 +141,25 @@ class DecoderLM(DecoderOnly, nn.Module):
         """The same from input embeddings [B, T, H]."""
         return self._causal(hidden, self._causally(hidden, segment), taps, logits_for)
 
+    def run_blocks(self, hidden: Tensor, attend: Attend) -> Tensor:
+        """The residual stream [B, n, H] after all layers, from input embeddings [B, n, W] and with the given attention.
+
+        W is H, unless the first block reads another width (draft_heads/pair_block).
+        """
+        return self._run(hidden, attend, range(self.num_layers), ())[-1]
+
     def _causally(self, whole: Tensor, segment: Tensor | None) -> CausalAttention:
         rows, length = whole.shape[:2]
         self._refuse_beyond_window(length)
         return CausalAttention(rows, length, whole.device, segment)
 
     def _causal(
-        self, x: Tensor, attend: Attend, taps: Sequence[int], logits_for: LogitsFor, skipped: Tensor | None = None
+        self,
+        x: Tensor,
+        attend: CausalAttention,
+        taps: Sequence[int],
+        logits_for: LogitsFor,
+        skipped: Tensor | None = None,
     ) -> Output:
         found = self._run(x, attend, range(self.num_layers), taps, skipped=skipped)
         return Output(self._head(found[-1], logits_for, None), {tap: found[tap] for tap in taps})

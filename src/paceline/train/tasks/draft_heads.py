@@ -137,6 +137,8 @@ class DraftHeadTask(Task):
         )
         position = unrolled.position
         weight = learned_mask(batch).gather(1, position.flatten(1)).view_as(position).float()
+        if unrolled.stops_at_unlearned:
+            weight = weight.cumprod(-1)
         if unrolled.weight is not None:
             weight = weight * unrolled.weight
         if trained.depth_weights is not None:
@@ -149,7 +151,16 @@ class DraftHeadTask(Task):
             weight = weight * (depths / depths.mean())
         whole_target, ids = target[rows], unrolled.draft_ids
         term = distillation_term(
-            trained.name, self.loss, unrolled.logits, whole_target, position, weight, batch, draft_ids=ids
+            trained.name,
+            self.loss,
+            unrolled.logits,
+            whole_target,
+            position,
+            weight,
+            batch,
+            draft_ids=ids,
+            confidence=unrolled.confidence,
+            confidence_weight=trained.head.config.auxiliary_weights.get("confidence", 1.0),
         )
         for name, values in (unrolled.auxiliary or {}).items():
             more = auxiliary_term(f"{trained.name}.{name}", values, weight, length=whole_target.shape[1])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.train.batches import TrainBatch
@@ -67,11 +68,14 @@ def distillation_term(
     weight: Tensor,
     batch: TrainBatch,
     draft_ids: Tensor | None = None,
+    confidence: Tensor | None = None,
+    confidence_weight: float = 1.0,
 ) -> LossTerm:
     """``draft`` logits [B, A, D, V] against ``target`` [B, T, V] at ``position`` [B, A, D], weighted by ``weight``.
 
     Sums are scaled to T entries per row, so a term's weight does not depend on the number of anchors and depths.
-    ``draft_ids`` as in DistillationLoss.
+    ``draft_ids`` as in DistillationLoss. ``confidence`` [B, A, D], log odds, adds its cross-entropy with the acceptance
+    probability of each entry.
     """
     num_rows, length = target.shape[:2]
     offsets = torch.arange(num_rows, device=position.device)[:, None, None] * length
@@ -79,9 +83,14 @@ def distillation_term(
     output = loss(draft.flatten(0, 2), target.flatten(0, 1), (position + offsets).flatten(), next_token, draft_ids)
     values, acceptance, greedy = (column.view_as(weight) for column in output)
     scale = length / weight[0].numel()
+    more: dict[str, Tensor] = {}
+    if confidence is not None:
+        goal = acceptance.clamp(0, 1)
+        entropy = F.binary_cross_entropy_with_logits(confidence.float(), goal, reduction="none")
+        values, more = values + confidence_weight * entropy, {"confidence": entropy.detach()}
     with torch.no_grad():
         counts = weight.sum((0, 1))
-        sums = {"loss": values.detach(), "acceptance": acceptance, "greedy": greedy}
+        sums = {"loss": values.detach(), "acceptance": acceptance, "greedy": greedy, **more}
         metrics = {f"{name}.{key}": torch.stack(((value * weight).sum((0, 1)), counts)) for key, value in sums.items()}
     return LossTerm((values * weight).sum((1, 2)) * scale, metrics)
 

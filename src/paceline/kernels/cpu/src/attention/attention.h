@@ -173,7 +173,7 @@ class Attention {
         const int last = call_.start + node.node, before = paths_.size();
         if (call_.chain) return last + 1;
         const uint8_t *mine = call_.ancestors + node.row * call_.ancestors_row_step + node.node * call_.ancestors_step;
-        for (int j = 0; j <= last; j++)
+        for (int j = 0; j < call_.start + call_.nodes; j++)  // later nodes too, in blocks that see all of themselves
             if (mine[j]) paths_.push_back(length_ + j);
         path_offsets_.push_back(paths_.size());
         return paths_.size() - before;

@@ -89,11 +89,20 @@ class Forward {
     }
 
     void run_layer(int layer, const std::vector<Node> &nodes, Attention<T> &attention, Worker &worker) {
-        for (int first = 0; first < (int)nodes.size(); first += CHUNK) {
-            const int size = std::min<int>(CHUNK, nodes.size() - first);
+        for (int first = 0, size; first < (int)nodes.size(); first += size) {
+            size = chunk_of(nodes, first);
             for (int64_t i = model_.layers[layer]; i < model_.layers[layer + 1]; i++)
                 run_operation(model_.operations[i], layer, &nodes[first], first, size, attention, worker);
         }
+    }
+
+    // Nodes of the chunk that starts at first: of trees whole rows, because a node may see later ones of its row.
+    int chunk_of(const std::vector<Node> &nodes, int first) const {
+        const int left = nodes.size() - first, most = std::min<int>(CHUNK, left);
+        int size = most;
+        if (!call_.chain && most < left)
+            while (size && nodes[first + size].row == nodes[first + size - 1].row) size--;
+        return size ? size : most;
     }
 
     // Moves the unready nodes to their index among all, last first, so that none is overwritten.
@@ -125,7 +134,8 @@ class Forward {
         constexpr int unit = panel_unit_of<T>(PACKED);
         const T *table = (const T *)model_.embedding;
         if (!model_.panel_rows) return (void)std::memcpy(x, table + token * model_.hidden, model_.hidden * sizeof(T));
-        const long lane = token % model_.panel_rows, wide = std::min(model_.panel_rows, model_.vocab - (token - lane));
+        const long lane = token % model_.panel_rows, last = model_.embeddings - (token - lane);
+        const long wide = std::min(model_.panel_rows, last);
         const T *from = table + (token - lane) * model_.hidden + unit * lane;
         for (long h = 0; h < model_.hidden; h += unit, from += unit * wide) std::memcpy(x + h, from, unit * sizeof(T));
     }

@@ -1,0 +1,217 @@
+"""A head that drafts a block of tokens in one forward (DFlash, 2602.06036): masked slots that all see each other.
+
+With a Markov head (DSpark, 2607.05147) the token before each adds logits of its own, and a confidence head says how
+likely each is to be accepted.
+
+Every layer also attends to the sequence before the block, whose keys and values are made from the target's hidden
+states. B rows, T tokens, n positions, A anchors, D depths, b slots of a block, L layers, S taps, H hidden size, K
+key-value heads, E head size, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Self, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
+from paceline.draft_heads.block_config import BlockConfig
+from paceline.draft_heads.block_context import BlockAttention, ContextProjection
+from paceline.draft_heads.draft_vocab import DraftVocab
+from paceline.draft_heads.layers import (
+    anchor_positions,
+    load_own_tensors,
+    materialize,
+    own_tensors,
+    random_weights,
+    sample_anchors,
+)
+from paceline.models.native.attention import CausalAttention
+from paceline.models.native.decoder import DecoderLM
+from paceline.models.native.layers import RMSNorm
+
+CHUNK = 64  # anchors that are unrolled at once
+
+
+@final
+class MarkovHead(nn.Module):
+    """A matrix of logits by the token before, of a low rank: ``after`` [K, r] times ``before`` [V, r]."""
+
+    def __init__(self, target_vocab: int, vocab: int, rank: int) -> None:
+        super().__init__()
+        self.before = nn.Embedding.from_pretrained(torch.empty(target_vocab, rank), freeze=False)
+        self.after = nn.Linear(rank, vocab, bias=False)
+
+    def forward(self, before: Tensor) -> Tensor:
+        """Logits [..., K] after the tokens ``before`` [...]."""
+        return self.after(self.before(before))
+
+
+@final
+class BlockHead(DraftHead):
+    """``decoder`` holds the layers of the block; its embedding is the target's, and its LM head without a draft
+    vocabulary.
+
+    ``norm(fc(states))`` of the concatenated taps is what keys and values of the sequence are made from, by the same
+    projections in which a layer's own are.
+    """
+
+    kind: ClassVar[str] = "block"
+    Config: ClassVar[type[DraftHeadConfig]] = BlockConfig
+
+    def __init__(self, config: BlockConfig, target: DecoderLM, decoder: DecoderLM) -> None:
+        super().__init__()
+        self.config = self.options = config
+        self.num_target_layers, self.target_vocab = target.num_layers, target.vocab_size
+        size = target.config.hidden_size
+        self.fc = nn.Linear(len(self.taps) * size, size, bias=False)
+        self.norm = RMSNorm(size, config.norm_eps)
+        own_mask = config.mask_token_id is None
+        self.mask = nn.Embedding.from_pretrained(torch.empty(1, size), freeze=False) if own_mask else None
+        rank, vocab = config.markov_rank, decoder.vocab_size
+        self.markov = MarkovHead(target.vocab_size, vocab, rank) if rank else None
+        width = size + (rank if config.confidence_with_markov else 0)
+        self.confidence = nn.Linear(width, 1) if config.confidence else None
+        self.decoder = decoder
+
+    @classmethod
+    def make(cls, config: DraftHeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
+        """See DraftHead. Its config says what ``config`` leaves to the target."""
+        assert isinstance(config, BlockConfig)
+        config = config.resolved(target.config)
+        vocab = DraftVocab.make(config.draft_vocab_size, target)
+        layers = config.decoder(target.config)
+        with torch.device("meta"):
+            decoder = DecoderLM(layers)
+            head = cls(config, target, decoder)
+        head.draft_vocab, decoder.embed = vocab, target.embed
+        if vocab is None:
+            decoder.head = target.head
+        small = ("attention.output.weight", "ffn.down.weight")  # written to the residual stream
+        factor = (2 * config.num_layers) ** -0.5
+        drawn = random_weights(own_tensors(head.own), generator)
+        drawn = {name: part * factor if name.endswith(small) else part for name, part in drawn.items()}
+        if head.markov is not None:
+            drawn["markov.after.weight"].zero_()
+        biases = {name: torch.zeros_like(part) for name, part in drawn.items() if name.endswith(".bias")}
+        materialize(head.own, {**drawn, **biases}, target)
+        assert decoder.rotary is not None
+        decoder.rotary.to(target.device)
+        return head
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        assert self.options.taps is not None
+        return self.options.taps
+
+    @property
+    def hidden_size(self) -> int:
+        """Of the target."""
+        return self.fc.out_features
+
+    @property
+    def own(self) -> dict[str, nn.Module]:
+        """The parts that are not the target's."""
+        own: dict[str, nn.Module] = {"fc": self.fc, "norm": self.norm}
+        own |= {"decoder.blocks": self.decoder.blocks, "decoder.norm": self.decoder.norm}
+        if self.draft_vocab is not None:
+            assert self.decoder.head is not None
+            own["decoder.head"] = self.decoder.head
+        more = {"mask": self.mask, "markov": self.markov, "confidence": self.confidence}
+        return own | {name: part for name, part in more.items() if part is not None}
+
+    def own_state(self) -> dict[str, Tensor]:
+        return own_tensors(self.own, self.draft_vocab)
+
+    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
+        load_own_tensors(self.own, state, self.draft_vocab)
+
+    def mask_embedding(self) -> Tensor:
+        """What masked slots read [H]."""
+        if self.mask is not None:
+            return self.mask.weight[0]
+        token = torch.full((1, 1), self.options.mask_token_id or 0, device=self.decoder.device)
+        return self.decoder.embed_inputs(token, torch.zeros_like(token))[0, 0]
+
+    def context_projection(self) -> ContextProjection:
+        """The weights by which ``project_context`` makes keys and values for all layers at once."""
+        return ContextProjection.of(self.decoder)
+
+    def project_context(
+        self, states: Tensor, positions: Tensor, projection: ContextProjection
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, n, L, K, E] at ``positions`` [B, n] from the taps' ``states`` [B, n, S * H]."""
+        assert self.decoder.rotary is not None
+        table = self.decoder.rotary(positions, states.dtype)
+        return projection(self.norm(self.fc(states)), table)
+
+    def add_markov(self, logits: Tensor, before: Tensor) -> Tensor:
+        """``logits`` [..., K] and what the tokens ``before`` [...] add to them."""
+        return logits if self.markov is None else logits + self.markov(before)
+
+    def predict_confidence(self, states: Tensor, before: Tensor) -> Tensor:
+        """Log odds [...] of acceptance of tokens after ``before`` [...] by ``states`` [..., H] after the last layer.
+
+        The tokens themselves are not read.
+        """
+        assert self.confidence is not None
+        read = self.decoder.norm(states)
+        if self.options.confidence_with_markov:
+            assert self.markov is not None
+            read = torch.cat((read, self.markov.before(before)), dim=-1)
+        return self.confidence(read)[..., 0]
+
+    def unroll(
+        self,
+        tokens: Tensor,
+        hidden: Mapping[int, Tensor],
+        *,
+        segment: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Unrolled:
+        """See DraftHead. Anchor a is the token that is the root: its block sees the states of the tokens before it."""
+        anchors = sample_anchors(tokens, self.options.anchors, generator)  # [B, A]
+        position, weight = anchor_positions(anchors, self.options.depth, segment, length=tokens.shape[1])
+        decay = torch.arange(self.options.depth, device=weight.device) / -self.options.gamma
+        positions = CausalAttention(len(tokens), tokens.shape[1], tokens.device, segment).positions
+        states = torch.cat([hidden[tap] for tap in self.taps], dim=-1)
+        keys, values = self.project_context(states, positions, self.context_projection())
+        found: list[Tensor] = []
+        parts = anchors.split(CHUNK, dim=1)
+        for part in parts:
+            given = (tokens, part, positions, segment, keys, values)
+            if len(parts) == 1 or not torch.is_grad_enabled():
+                found.append(self._blocks(*given))
+            else:
+                again = checkpoint(self._blocks, *given, use_reentrant=False, preserve_rng_state=False)
+                assert isinstance(again, Tensor)
+                found.append(again)
+        streams, before = torch.cat(found, dim=1), tokens.gather(1, position.flatten(1)).view_as(position)
+        logits = self.decoder.compute_logits(streams.flatten(1, 2)).view(*position.shape, -1)
+        return Unrolled(
+            logits=self.add_markov(logits, before),
+            confidence=None if self.confidence is None else self.predict_confidence(streams, before),
+            position=position,
+            weight=weight * decay.exp(),
+            stops_at_unlearned=True,
+            draft_ids=self.draft_ids,
+        )
+
+    def _blocks(
+        self, tokens: Tensor, anchors: Tensor, positions: Tensor, segment: Tensor | None, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        """The states [B, A, D, H] after the last layer of the slots that predict, in the blocks of ``anchors``."""
+        rows, count = anchors.shape
+        size, slots = self.options.block_size, torch.arange(self.options.block_size, device=tokens.device)
+        attend = BlockAttention(
+            keys=keys,
+            values=values,
+            anchors=anchors,
+            positions=positions.gather(1, anchors)[..., None] + slots,
+            segment=segment,
+        )
+        pending = self.decoder.embed_inputs(tokens.gather(1, anchors), torch.zeros_like(anchors))[:, :, None]
+        masked = self.mask_embedding().expand(rows, count, size - 1, -1)
+        found = self.decoder.run_blocks(torch.cat((pending, masked), dim=2).flatten(1, 2), attend)
+        return found.view(rows, count, size, -1)[:, :, self.options.first_slot :]

@@ -1,0 +1,231 @@
+"""Drafts a block of tokens in one forward of a small decoder over the target's hidden states (DFlash, 2602.06036).
+
+B rows, N nodes, n states, b slots of a block, D depth, S taps, H hidden size, V vocabulary.
+"""
+
+from collections.abc import Hashable
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from paceline.core.admission import Admission
+from paceline.core.batch import Batch
+from paceline.core.cache import SlotCache, View
+from paceline.core.step import StepPlan
+from paceline.core.tree import Draw, Outcome, Resume, Tree
+from paceline.draft_heads.block import BlockHead
+from paceline.drafters.base import DrafterContext
+from paceline.drafters.growing import DraftInput, GrowingDrafter
+from paceline.drafters.hidden_states import PendingStates, path_hidden
+from paceline.drafters.tree.base import GrownTree
+from paceline.drafters.tree.shapes import Shape
+from paceline.models.base import LM, LogitsFor
+from paceline.models.prefill import CHUNK
+
+MAX_SKIPPED_STEPS = 32  # steps without a draft until the states that have collected are read
+
+
+@final
+class BlockDrafter(GrowingDrafter):
+    """The newest known token and masked slots after it, which see each other and all of the sequence before them.
+
+    The sequence is a cache of keys and values that ``head`` makes of the target's hidden states at verified tokens. The
+    states of a step are queued, and read before the next draft. One forward gives the distributions of all depths.
+
+    They are independent of each other: tokens that are drawn from them one by one fit badly together, so by default
+    (``draws`` None) the likeliest ones are proposed. Any other draw is as exact. With a Markov head (DSpark,
+    2607.05147), which is asked token by token, each has a distribution that depends on the one before, and all draws
+    are offered. With a confidence head, this says where chains end early.
+
+    ``shape`` (None: a chain) is what it drafts, no deeper than a block. ``lm`` (None: the head's decoder) runs
+    ``head.decoder``. Raises ValueError if the shape allows none of the draws.
+    """
+
+    inputs = frozenset({DraftInput.EMBEDDING, DraftInput.HIDDEN})
+    origins = ("block",)
+    joins = True
+
+    def __init__(
+        self,
+        *,
+        head: BlockHead,
+        lm: LM | None = None,
+        draws: frozenset[Draw] | None = None,
+        shape: Shape | None = None,
+    ) -> None:
+        draws = frozenset({Draw.FIXED}) if draws is None and head.markov is None else draws
+        super().__init__(lm=head.decoder if lm is None else lm, shape=shape, draws=draws, vocab=head.vocab_map)
+        self.head = head
+        self.taps = head.taps
+        if head.confidence is not None:
+            self.confidence = self._confidence
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.lm.slot_bytes
+
+    @property
+    def host_state(self) -> Hashable:
+        return self.num_read, self.overflows, bool(self.skipped)
+
+    def resume(self, host_state: Hashable) -> None:
+        """The step is done, or about to be done again."""
+        self.lag = self.next_lag
+
+    def shape_at(self, depth: int) -> Shape:
+        return super().shape_at(min(depth, self.head.options.depth))
+
+    def begin_step(self, batch: Batch, plan: StepPlan) -> None:
+        """Bound what any row has yet to read, before the step and after it."""
+        super().begin_step(batch, plan)
+        gained = max(plan.most_gained(row) for row in range(batch.rows))
+        self._bound(reads=min(plan.num_draft_tokens, self.depth) > 0, num_tokens=gained)
+
+    def stand_by(self, batch: Batch, num_tokens: int) -> None:
+        """All rows wait with what they may gain."""
+        self._bound(reads=False, num_tokens=num_tokens)
+
+    def _bound(self, *, reads: bool, num_tokens: int) -> None:
+        """Every row gains at most ``num_tokens``, after it ``reads`` what it has."""
+        # One of two values, so that recorded steps are of few kinds.
+        self.num_read = self.ordinary_lag if self.lag <= self.ordinary_lag else self.unread.capacity
+        left = 0 if reads else self.lag
+        self.overflows = left + num_tokens > self.unread.capacity
+        self.next_lag = num_tokens + (0 if self.overflows else left)
+
+    def check_target(self, context: DrafterContext) -> None:
+        made_for = (self.head.num_target_layers, self.head.target_vocab)
+        given = (context.target.num_layers, context.vocab_size)
+        if made_for != given:
+            raise ValueError(
+                f"this head was made for a target of {made_for[0]} layers and {made_for[1]} tokens, and the target has "
+                f"{given[0]} layers and {given[1]} tokens: give a head that was trained for it"
+            )
+
+    def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
+        """The cache of the sequences, and queues of states that are not in it yet."""
+        rows, device, decoder, size = context.rows, context.device, self.head.decoder, self.head.options.block_size
+        with torch.no_grad():
+            self.projection = self.head.context_projection()
+            mask = self.head.mask_embedding()
+        self.hidden = mask.expand(rows, size, -1).contiguous()
+        slots = torch.arange(size, device=device)
+        self.masked = (slots > 0).expand(rows, -1)
+        self.slots, self.together = (
+            slots.expand(rows, -1),
+            torch.ones(rows, size, size, dtype=torch.bool, device=device),
+        )
+        self.cache = self.lm.new_cache(rows, context.max_length + size).view()
+        # Of no layers: for logits alone.
+        self.outputs = SlotCache(
+            num_layers=0,
+            rows=rows,
+            capacity=max(1, self.depth),
+            num_kv_heads=decoder.config.num_kv_heads,
+            head_dim=decoder.config.head_dim,
+            dtype=decoder.dtype,
+            device=device,
+        ).view()
+        most = 1 + context.max_draft_tokens + context.lag
+        width = len(self.taps) * self.head.hidden_size
+        self.unread = PendingStates(rows, most + MAX_SKIPPED_STEPS, width, dtype=decoder.dtype, device=device)
+        self.ordinary_lag = min(most, 1 + self.depth)
+        self.lag = self.next_lag = 0  # the host's bound on the states that a row has yet to read
+        self.num_read, self.overflows = self.ordinary_lag, False
+        self.logits: Tensor | None = None  # [B, D, V] while a draft grows
+
+    def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
+        """Read the states of prompts up to their roots; a prefix is copied from its source, or read from its queue."""
+        view = self.lm.admit(self.cache, admission)
+        if admission.max_prefix_length:
+            self._read(view, self.unread.states[admission.source, :-1], admission.prefix_length - view.length)
+        self.unread.count.index_fill_(0, admission.rows, 0)
+        if not hidden:
+            return
+        states = torch.cat([hidden[tap] for tap in self.taps], dim=-1)
+        for start in range(0, states.shape[1], CHUNK):
+            chunk = states[:, start : start + CHUNK]
+            self._read(view, chunk, (admission.known - view.length).clamp(0, chunk.shape[1]))
+
+    def prepare(self, batch: Batch, depth: int) -> None:
+        """Read the queued states of all rows."""
+        self.draft_depth = depth
+        self._read_queue(self.num_read)
+
+    def can_draft_fused(self, context: DrafterContext) -> bool:
+        """One call gives the logits of every depth as it is."""
+        return False
+
+    def read_root(self, batch: Batch) -> Tensor:
+        """The logits of all depths of the draft; those of the first."""
+        tree = Tree(
+            tokens=F.pad(batch.root[:, None], (0, self.slots.shape[1] - 1)),  # those of masked slots are not embedded
+            parents=self.slots - 1,
+            depth=self.slots,
+            ancestors=self.together,  # every slot sees every other
+            valid=self.reads[:, None].expand_as(self.slots),
+            draw=torch.zeros_like(self.slots),
+            source=self.slots,
+            probs=None,
+            origin=self.slots,
+            max_depth=self.slots.shape[1] - 1,
+            chain=False,
+        )
+        last, first = self.head.options.num_layers, self.head.options.first_slot
+        resume = Resume(layer=0, hidden=self.hidden, ready=self.masked, first=0)
+        output = self.lm(tree, self.cache, taps=(last,), logits_for=LogitsFor.NONE, resume=resume)
+        self.streams = output.hidden[last][:, first : first + self.draft_depth].contiguous()
+        self.logits, self.scored = self._logits(self.streams), (batch.root, 0)
+        return self.head.add_markov(self.logits[:, :1], batch.root[:, None])
+
+    def score_nodes(self, forest: Tree, start: int) -> Tensor:
+        """The logits of the depth below each node."""
+        assert self.logits is not None
+        below = forest.depth[:, start:, None] + 1  # of the nodes' children, less 1
+        tokens = forest.tokens[:, start:]
+        self.scored = tokens[:, -1], forest.max_depth + 1
+        return self.head.add_markov(self.logits.gather(1, below.expand(-1, -1, self.logits.shape[-1])), tokens)
+
+    def _confidence(self) -> Tensor:
+        """See tree/base.ConfidenceScorer; of chains alone."""
+        before, depth = self.scored
+        return self.head.predict_confidence(self.streams[:, depth], before)
+
+    def finish(self, batch: Batch, grown: GrownTree) -> Tree:
+        self.logits = None
+        return grown.tree
+
+    def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
+        """Queue the states of the root and of the accepted path."""
+        if self.overflows:
+            self._read_queue(self.unread.capacity)
+        states = torch.cat([path_hidden(hidden, tap, tree, outcome) for tap in self.taps], dim=-1)
+        self.unread.append(states, torch.zeros_like(outcome.num_committed), outcome.num_committed)
+        self.lag = self.next_lag
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """The head's logits [B, D, V] of ``states`` [B, D, H] after its last layer."""
+        valid = self.reads[:, None].expand(states.shape[:2])
+        resume = Resume(layer=0, hidden=states, ready=valid, first=states.shape[1])
+        logits = self.lm(
+            Tree.make_chain(torch.zeros_like(valid, dtype=torch.int64), valid), self.outputs, resume=resume
+        )
+        assert logits.logits is not None
+        return logits.logits
+
+    def _read_queue(self, size: int) -> None:
+        """Read the queued states, at most ``size`` (static) of any row."""
+        self._read(self.cache, self.unread.states[:, :size], self.unread.count)
+        self.unread.count.zero_()
+
+    def _read(self, view: View, states: Tensor, count: Tensor) -> None:
+        """Write keys and values of the first ``count`` [B] of ``states`` [B, n, S * H] to ``view``, and commit them."""
+        index = torch.arange(states.shape[1], device=states.device)
+        at = (view.length[:, None] + index).clamp(max=view.capacity - 1)
+        keys, values = self.head.project_context(states, at, self.projection)
+        rows = view.target_rows(index < count[:, None])
+        for layer in range(self.head.options.num_layers):
+            view.write(layer, rows, at, keys[:, :, layer], values[:, :, layer])
+        view.commit(count)

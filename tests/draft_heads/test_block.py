@@ -1,0 +1,182 @@
+"""The training forward of block heads: what each slot sees, and its labels and weights."""
+
+import math
+
+import pytest
+import torch
+
+from paceline.draft_heads.block import BlockConfig, BlockHead
+from paceline.draft_heads.block_config import default_taps
+from tests import tiny
+from tests.draft_heads.test_prophet import make, states
+from tests.models.layouts import pair, texts
+
+SIZES = dict(block_size=4, num_layers=2)
+LAYOUTS = {
+    "own mask": {},
+    "anchor first": dict(anchor_first=True, block_size=3),
+    "mask token": dict(mask_token_id=60, taps=(3, 1)),
+    "draft vocabulary": dict(draft_vocab_size=40, markov_rank=3),
+    "confidence": dict(confidence=True),
+    "markov": dict(anchor_first=True, block_size=3, markov_rank=5, confidence=True),
+    "plain attention": dict(qk_norm=False, attention_bias=True, num_kv_heads=4, taps=(0,)),
+}
+every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def head_of(layout, target=None):
+    return make("block", target or tiny.target()[1], **{**SIZES, **LAYOUTS[layout]})
+
+
+@every_layout
+def test_every_token_is_an_anchor_and_weights_decay_and_end_with_the_sequence(layout):
+    _, target = tiny.target()
+    head = head_of(layout)
+    tokens = texts(2, 5)
+    found = head.unroll(tokens, states(target, tokens, head))
+    assert found.logits.shape == (2, 5, 3, 40 if layout == "draft vocabulary" else tiny.VOCAB)
+    assert found.position[0].tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 4], [4, 4, 4]]
+    decay = [math.exp(-depth / 4) for depth in range(3)]
+    inside = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 0, 0]])
+    torch.testing.assert_close(found.weight[1], inside * torch.tensor(decay))
+    assert found.stops_at_unlearned
+
+
+@every_layout
+def test_packed_sequences_match_separate_ones(layout):
+    _, target = tiny.target()
+    head = head_of(layout)
+    tokens, lengths = texts(1, 9), (4, 1, 4)
+    segment = torch.tensor([[3] * 4 + [7] + [8] * 4])
+    parts = tokens.split(lengths, dim=1)
+    apart = [states(target, part, head) for part in parts]
+    hidden = {tap: torch.cat([one[tap] for one in apart], dim=1) for tap in head.taps}
+    together = head.unroll(tokens, hidden, segment=segment)
+    alone = [head.unroll(part, one) for part, one in zip(parts, apart, strict=True)]
+    weight = torch.cat([one.weight for one in alone], dim=1)
+    assert torch.equal(together.weight, weight)
+    logits = torch.cat([one.logits for one in alone], dim=1)
+    torch.testing.assert_close(together.logits[weight > 0], logits[weight > 0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_anchors_are_a_subset_sampled_by_the_generator_and_unrolled_in_chunks(chunk, monkeypatch):
+    _, target = tiny.target()
+    head = make("block", target, anchors=4, **SIZES)
+    tokens = texts(3, 11)
+    hidden = states(target, tokens, head)
+    whole = head.unroll(tokens, hidden)
+    assert whole.logits.shape[1] == 11
+    monkeypatch.setattr("paceline.draft_heads.block.CHUNK", chunk)
+    some, same, other = (
+        head.unroll(tokens, hidden, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    )
+    roots = some.position[..., 0]
+    assert roots.shape == (3, 4) and (roots.diff(dim=1) > 0).all()
+    assert torch.equal(roots, same.position[..., 0]) and not torch.equal(roots, other.position[..., 0])
+    for row in range(3):
+        torch.testing.assert_close(some.logits[row], whole.logits[row, roots[row]], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 64])
+@pytest.mark.parametrize("layout", ["grouped", "gpt2", "gemma", "granite", "tied", "olmo2"])
+def test_every_own_tensor_gets_a_gradient_and_none_is_the_targets(layout, chunk, monkeypatch):
+    """For targets of every architecture, with detached hidden states; in chunks as at once."""
+    monkeypatch.setattr("paceline.draft_heads.block.CHUNK", chunk)
+    _, target = pair(layout, torch.float64)
+    head = make("block", target, markov_rank=3, confidence=True, **SIZES)
+    own = head.own_state()
+    shared = {parameter.data_ptr() for parameter in target.parameters()}
+    assert own and not shared & {tensor.data_ptr() for tensor in own.values()}
+    tokens = texts(2, 7)
+    found = head.unroll(tokens, states(target, tokens, head))
+    (found.logits.log_softmax(-1)[..., 3].sum() + found.confidence.sigmoid().sum()).backward()
+    for name, tensor in own.items():
+        assert tensor.grad is not None and tensor.grad.abs().max() > 0, name
+    assert all(parameter.grad is None for parameter in target.parameters())
+
+
+WITHOUT_MARKOV = [layout for layout in LAYOUTS if "markov_rank" not in LAYOUTS[layout]]
+
+
+@pytest.mark.parametrize("layout", WITHOUT_MARKOV)
+def test_a_block_sees_its_anchor_and_the_states_before_it_alone(layout):
+    """Not the tokens that it predicts, nor what the target made of them or of the anchor."""
+    _, target = tiny.target()
+    head = head_of(layout)
+    tokens = texts(1, 9)
+    hidden = states(target, tokens, head)
+    before = head.unroll(tokens, hidden).logits[0, 5]
+    for index in range(9):
+        for tap in head.taps:
+            changed = {**hidden, tap: hidden[tap].clone()}
+            changed[tap][:, index] += 1.0
+            moved = (head.unroll(tokens, changed).logits[0, 5] - before).abs().amax(-1) > 1e-9
+            assert moved.tolist() == [index < 5] * 3, (tap, index)
+        other = tokens.clone()
+        other[0, index] = (tokens[0, index] + 1) % 60
+        moved = (head.unroll(other, hidden).logits[0, 5] - before).abs().amax(-1) > 1e-9
+        assert moved.tolist() == [index == 5] * 3, index
+
+
+@pytest.mark.parametrize("with_markov", [False, True])
+def test_a_markov_head_reads_the_token_before_and_confidence_never_the_token_itself(with_markov):
+    """Depth d predicts token 6 + d."""
+    _, target = tiny.target()
+    head = make("block", target, **{**SIZES, **LAYOUTS["markov"], "confidence_with_markov": with_markov})
+    tokens = texts(1, 9)
+    hidden = states(target, tokens, head)
+    before = head.unroll(tokens, hidden)
+    for index in range(9):
+        other = tokens.clone()
+        other[0, index] = (tokens[0, index] + 1) % 60
+        found = head.unroll(other, hidden)
+        moved = (found.logits - before.logits)[0, 5].abs().amax(-1) > 1e-9
+        assert moved.tolist() == [index in (5, 5 + depth) for depth in range(3)], index
+        moved = (found.confidence - before.confidence)[0, 5].abs() > 1e-9
+        assert moved.tolist() == [index == 5 or (with_markov and index == 5 + depth) for depth in range(3)], index
+
+
+def test_what_a_markov_head_cannot_be_is_refused():
+    _, target = tiny.target()
+    for kind in ("gated", "rnn"):
+        with pytest.raises(ValueError, match=f"markov_head='{kind}' is not supported: 'vanilla' alone is"):
+            make("block", target, markov_head=kind, markov_rank=2)
+    with pytest.raises(ValueError, match=r"confidence_with_markov and no matrix .* give markov_rank too"):
+        make("block", target, confidence=True, confidence_with_markov=True)
+    head = BlockHead.make(BlockConfig(markov_rank=2), target, generator=torch.Generator())
+    assert not head.markov(torch.arange(3)).any()  # a new one adds nothing
+
+
+def test_the_order_of_taps_is_that_in_which_they_are_concatenated():
+    _, target = tiny.target()
+    one, other = (make("block", target, taps=taps, **SIZES) for taps in ((1, 3), (3, 1)))
+    state = one.own_state()
+    other.load_own_state({**state, "fc.weight": torch.cat(state["fc.weight"].chunk(2, dim=1)[::-1], dim=1)})
+    tokens = texts(1, 6)
+    hidden = states(target, tokens, one)
+    torch.testing.assert_close(one.unroll(tokens, hidden).logits, other.unroll(tokens, hidden).logits)
+
+
+def test_what_is_left_to_the_target_is_in_its_config():
+    _, target = tiny.target()  # 4 heads and 2 key-value heads of 8, 48 inner, 32 wide, of 128 positions
+    head = BlockHead.make(BlockConfig(), target, generator=torch.Generator())
+    found = head.config
+    assert (found.taps, found.num_heads, found.num_kv_heads, found.head_dim) == ((1, 2, 3), 4, 2, 8)
+    assert (found.ffn_size, found.max_positions, found.depth, found.trained_depth) == (48, 128, 7, 7)
+    assert [default_taps(layers) for layers in (2, 7, 8, 36)] == [
+        (1, 2),
+        (3, 4, 5, 6, 7),
+        (2, 3, 4, 5, 6),
+        (2, 10, 18, 26, 34),
+    ]
+
+
+def test_kinds_of_rope_scale_frequencies():
+    _, target = tiny.target()
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+    plain, scaled = (BlockConfig(head_dim=8, rope=one) for one in (BlockConfig().rope, rope))
+    halves = [frequency / 2 for frequency in plain.resolved(target.config).rotary().inverse_frequencies]
+    assert scaled.resolved(target.config).rotary().inverse_frequencies == pytest.approx(halves)
+    with pytest.raises(ValueError, match="rope scaling 'dynamic' is not supported"):
+        BlockConfig(rope={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}).resolved(target.config)
