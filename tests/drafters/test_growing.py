@@ -40,7 +40,7 @@ class RecordedInputs(Wrapped):
 
 
 def test_all_drafters_with_a_model_or_head_grow():
-    assert set(GROWING) == {"early_exit", "layer_skip", "model", "prophet", "linear_prophet", "block", *FEATURE_HEADS}
+    assert set(GROWING) == {"early_exit", "layer_skip", "model", "prophet", "linear_prophet", *FEATURE_HEADS, "block"}
 
 
 @every_drafter
@@ -124,7 +124,7 @@ def test_a_long_draft_starts_without_growers_for_every_depth(name):
             cache=target.new_cache(1, 8).view(),
         )
     )
-    own = {"linear_prophet", "block", *FEATURE_HEADS}  # whose heads have a limit
+    own = {"linear_prophet", *FEATURE_HEADS, "block"}  # whose heads have a limit
     depth = drafter.head.config.trained_depth if name in own else length
     assert list(drafter.growers) == [length] and drafter.max_nodes(length) == 1 + drafter.depth == 1 + depth
     grower, _ = drafter.growers[length]

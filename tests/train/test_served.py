@@ -23,9 +23,9 @@ SERVED = {
     "prophet": {"width": 16, "depth": 3},
     "linear_prophet": {"depth": 3},
     "medusa": {"depth": 3, "num_blocks": 2},
-    "block": {"block_size": 4, "num_layers": 1},
     "hydra": {"depth": 3},
     "mlp_speculator": {"depth": 3, "tied": True},
+    "block": {"block_size": 4, "num_layers": 1},
 }
 
 
