@@ -21,15 +21,16 @@ def head_of(kind, target, **options):
 
 
 @every_kind
-def test_every_token_but_the_first_is_a_root_and_weights_decay_to_zero_beyond_the_end(kind):
+def test_every_token_but_the_first_is_a_root_and_weights_are_zero_beyond_the_end(kind):
     _, target = tiny.target()
     head = head_of(kind, target, depth=3, depth_decay=0.5)
+    assert head.config.depth_weights == (1, 0.5, 0.25)
     tokens = texts(2, 5)
     found = head.unroll(tokens, states(target, tokens, head))
     size = tiny.VOCAB if head.draft_ids is None else 40
     assert found.logits.shape == (2, 4, 3, size) and found.draft_ids is head.draft_ids
     assert found.position[0].tolist() == [[1, 2, 3], [2, 3, 4], [3, 4, 4], [4, 4, 4]]
-    assert found.weight[1].tolist() == [[1, 0.5, 0.25], [1, 0.5, 0.25], [1, 0.5, 0], [1, 0, 0]]
+    assert found.weight[1].tolist() == [[1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 0, 0]]
 
 
 @every_kind

@@ -52,8 +52,9 @@ class Eagle3Head(PairHead):
         self.config = self.sizes = self.options = config
         self.decoder = decoder
         self.num_layers, self.target_vocab = target.num_layers, target.vocab_size
-        self._taps = config.taps_of(target.num_layers)
-        size, count, width = target.config.hidden_size, len(self._taps), decoder.config.hidden_size
+        self.fused = config.taps_of(target.num_layers)  # in the order in which they are fused
+        self.target_size = target.config.hidden_size
+        size, count, width = self.target_size, len(self.fused), decoder.config.hidden_size
         self.fc = nn.Linear(count * size, width, bias=False)
         sizes = {"none": [], "joint": [count * size], "each": [size] * count}[config.fc_norm]
         self.fc_norms = nn.ModuleList(RMSNorm(one, config.norm_eps) for one in sizes)
@@ -85,7 +86,7 @@ class Eagle3Head(PairHead):
     @property
     def taps(self) -> tuple[int, ...]:
         """Those of the config, each once."""
-        return tuple(dict.fromkeys(self._taps))
+        return tuple(dict.fromkeys(self.fused))
 
     @property
     def own(self) -> dict[str, nn.Module]:
@@ -97,7 +98,7 @@ class Eagle3Head(PairHead):
 
     def feature(self, hidden: Mapping[int, Tensor]) -> Tensor:
         """Fused hidden states, in the order of the taps."""
-        states = [hidden[tap] for tap in self._taps]
+        states = [hidden[tap] for tap in self.fused]
         if self.options.fc_norm == "each":
             states = [norm(one) for norm, one in zip(self.fc_norms, states, strict=True)]
         joint = torch.cat(states, dim=-1)

@@ -41,7 +41,8 @@ class PairConfig(DraftHeadConfig):
     norm_eps: float = Field(default=1e-6, gt=0)
     norm_offset: bool = False  # norms multiply by one plus their weight, as Gemma's
     qk_norm: bool = False  # norms of queries and keys, per head
-    attention_bias: bool = False
+    attention_bias: bool = False  # of queries, keys and values
+    output_bias: bool = False  # of the attention's output
     rope_theta: float = Field(default=10000.0, gt=0)
     rope_scaling: dict[str, Any] | None = None  # as rope_parameters of a config.json, without the base
     depth: int = Field(default=5, ge=1)  # steps that training unrolls; it may draft more
@@ -51,6 +52,10 @@ class PairConfig(DraftHeadConfig):
     @property
     def trained_depth(self) -> int | None:
         return self.depth
+
+    @property
+    def depth_weights(self) -> tuple[float, ...] | None:
+        return tuple(self.depth_decay**step for step in range(self.depth))
 
     def decoder(self, target: DecoderConfig, *, hidden_size: int | None = None) -> DecoderConfig:
         """The configuration of its blocks. Raises ValueError for heads that no key-value heads can be shared among."""
@@ -72,7 +77,11 @@ class PairConfig(DraftHeadConfig):
             norm_eps=self.norm_eps,
             rotary=self._rotary(head_dim, width, num_heads, target.max_positions),
             norm=OffsetRMSNorm if self.norm_offset else RMSNorm,
-            attention=AttentionConfig(bias=self.attention_bias, norm_span=NormSpan.HEAD if self.qk_norm else None),
+            attention=AttentionConfig(
+                bias=self.attention_bias,
+                output_bias=self.output_bias,
+                norm_span=NormSpan.HEAD if self.qk_norm else None,
+            ),
             ffn=FFNConfig(),
             multipliers=Multipliers(logits=target.multipliers.logits),
         )
@@ -164,11 +173,10 @@ class PairHead(DraftHead):
             outs.append(self.decoder.run_blocks(self.pair(self.feedback(outs[-1]), drafted[..., step]), attend))
         stream = torch.stack(outs, dim=2)  # [B, A, D, W]
         logits = self.decoder.compute_logits(stream.flatten(1, 2))
-        decay = config.depth_decay ** torch.arange(config.depth, device=tokens.device)
         return Unrolled(
             logits=logits.view(*position.shape, -1),
             position=position,
-            weight=weight * decay,
+            weight=weight,
             draft_ids=self.draft_ids,
             auxiliary=self.auxiliary(stream, known, position),
         )
