@@ -28,10 +28,11 @@ KINDS = {
     "prophet": dict(num_states=3),
     "linear_prophet": dict(depth=2),
     "medusa": dict(num_blocks=2),
+    "hydra": dict(num_blocks=2),
+    "mlp_speculator": dict(tied=True),
     "block": dict(block_size=4),
     "eagle3": dict(draft_vocab_size=40),
 }
-KINDS |= {"hydra": dict(num_blocks=2), "mlp_speculator": dict(tied=True)}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 

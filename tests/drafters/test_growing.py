@@ -40,8 +40,8 @@ class RecordedInputs(Wrapped):
 
 
 def test_all_drafters_with_a_model_or_head_grow():
-    others = {"early_exit", "layer_skip", "model", "prophet", "linear_prophet", "block", "eagle3"}
-    assert set(GROWING) == {*others, *FEATURE_HEADS}
+    heads = {"prophet", "linear_prophet", "eagle3", "block", *FEATURE_HEADS}
+    assert set(GROWING) == {"early_exit", "layer_skip", "model", *heads}
 
 
 @every_drafter
@@ -125,7 +125,7 @@ def test_a_long_draft_starts_without_growers_for_every_depth(name):
             cache=target.new_cache(1, 8).view(),
         )
     )
-    own = {"linear_prophet", "block", *FEATURE_HEADS}  # whose heads have a limit
+    own = {"linear_prophet", *FEATURE_HEADS, "block"}  # whose heads have a limit
     depth = drafter.head.config.trained_depth if name in own else length
     assert list(drafter.growers) == [length] and drafter.max_nodes(length) == 1 + drafter.depth == 1 + depth
     grower, _ = drafter.growers[length]

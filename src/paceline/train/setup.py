@@ -111,17 +111,6 @@ def build_task(config: TrainConfig, target: LoadedModel, draft: LoadedModel | No
     return task
 
 
-def choose_draft_vocabs(task: Task, data: PreparedData) -> None:
-    """Give heads with a draft vocabulary the tokens that are most frequent in the training data (2503.01840)."""
-    if not isinstance(task, DraftHeadTask):
-        return
-    vocabs = [head.draft_vocab for head in (one.head for one in task.trained_heads) if head.draft_vocab is not None]
-    if vocabs:
-        counts = torch.from_numpy(data.token_counts(task.target.vocab_size))
-        for vocab in vocabs:
-            vocab.set_ids(most_frequent(counts, len(vocab.ids)))
-
-
 def build_trained_head(section: HeadSection, target: DecoderLM, *, seed: int, index: int) -> TrainedHead:
     """The head at ``index`` of the list, with its share of the loss."""
     head = build_head(section, target, seed=seed, index=index)
@@ -132,6 +121,17 @@ def build_trained_head(section: HeadSection, target: DecoderLM, *, seed: int, in
         detach=section.detach,
         depth_weights=head.config.depth_weights if section.depth_weights is None else section.depth_weights,
     )
+
+
+def choose_draft_vocabs(task: Task, data: PreparedData) -> None:
+    """Give heads with a draft vocabulary the tokens that are most frequent in the training data (2503.01840)."""
+    if not isinstance(task, DraftHeadTask):
+        return
+    vocabs = [head.draft_vocab for head in (one.head for one in task.trained_heads) if head.draft_vocab is not None]
+    if vocabs:
+        counts = torch.from_numpy(data.token_counts(task.target.vocab_size))
+        for vocab in vocabs:
+            vocab.set_ids(most_frequent(counts, len(vocab.ids)))
 
 
 def _load(section: ModelSection, *, dtype: torch.dtype, seed: int, device: torch.device) -> LoadedModel:

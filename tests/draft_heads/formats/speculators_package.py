@@ -8,6 +8,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import logging
 import os
 import sys
 import types
@@ -24,7 +25,7 @@ class Stub(types.ModuleType):
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (), {})
+        return logging.getLogger(self.__name__) if name == "logger" else type(name, (), {})
 
 
 class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -1,0 +1,88 @@
+"""Heads that the package speculators itself saved are read here, and ours are read by its own classes, bit for bit."""
+
+import warnings
+from importlib import import_module
+
+import pytest
+import torch
+
+from paceline.draft_heads.files import load_head
+from paceline.draft_heads.formats.base import HeadFiles
+from paceline.draft_heads.formats.detection import detect
+from paceline.draft_heads.formats.writing import convert, write_files
+from paceline.models.loading import load
+from tests import tiny
+from tests.draft_heads.formats.speculators_package import load_module
+
+SIZES = dict(tiny.LLAMA, head_dim=8, initializer_range=0.2)
+BLOCK = dict(block_size=4, mask_token_id=5, aux_hidden_state_layer_ids=[1, 2, 3])
+EAGLE = dict(eagle_aux_hidden_state_layer_ids=[0, 2, 3])
+SPARK = dict(**BLOCK, markov_rank=4)
+# Module, classes of the package, layers, and the fields of the head.
+HEADS = {
+    "dflash": ("dflash", "DFlash", 2, dict(**BLOCK, draft_vocab_size=tiny.VOCAB)),
+    "dflash, draft vocabulary": ("dflash", "DFlash", 2, dict(**BLOCK, draft_vocab_size=24)),
+    "dspark": ("dspark", "DSpark", 2, dict(**SPARK, draft_vocab_size=tiny.VOCAB)),
+    "dspark, draft vocabulary": ("dspark", "DSpark", 2, dict(**SPARK, draft_vocab_size=24)),
+    "eagle3": ("eagle3", "Eagle3", 1, dict(**EAGLE, draft_vocab_size=tiny.VOCAB, norm_before_fc=True)),
+    "eagle3, draft vocabulary": ("eagle3", "Eagle3", 1, dict(**EAGLE, draft_vocab_size=24, norm_output=True)),
+    "eagle3, norms": ("eagle3", "Eagle3", 1, dict(**EAGLE, draft_vocab_size=24, fc_norm=True)),
+}
+
+
+@pytest.fixture
+def saved(name, tmp_path):
+    """The package's class, its model with random weights, and the directories where it and its target are saved."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    module, prefix, layers, fields = HEADS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package's own
+        package = load_module(module)
+        found = import_module("speculators.config")
+        greedy = import_module("speculators.proposals.greedy").GreedyTokenProposalConfig
+        torch.manual_seed(3)
+        Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(tmp_path / "target")
+        target = found.VerifierConfig(name_or_path=str(tmp_path / "target"), architectures=["Qwen3ForCausalLM"])
+        config = getattr(package, f"{prefix}SpeculatorConfig")(
+            transformer_layer_config=Qwen3Config(**{**SIZES, "num_hidden_layers": layers}),
+            speculators_config=found.SpeculatorsConfig(
+                algorithm=module,
+                proposal_methods=[greedy(speculative_tokens=3)],
+                default_proposal_method="greedy",
+                verifier=target,
+            ),
+            **fields,
+        )
+        kind = getattr(package, f"{prefix}DraftModel")
+        model = kind(config)
+        for part in model.parameters():
+            part.data = torch.randn_like(part) * 0.2
+        if fields["draft_vocab_size"] < tiny.VOCAB:
+            ids = torch.randperm(tiny.VOCAB)[: fields["draft_vocab_size"]].sort().values
+            model.d2t.copy_(ids - torch.arange(len(ids)))
+            model.t2d.zero_()[ids] = True
+        model.save_pretrained(tmp_path / "theirs")
+        yield kind, model, tmp_path
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_head_of_the_package_is_read_and_written_as_it_was(name, saved):
+    kind, model, folder = saved
+    theirs = HeadFiles(folder / "theirs")
+    target = load(folder / "target")
+    head = load_head(folder / "theirs", target)
+    if head.draft_ids is not None:
+        assert torch.equal(head.draft_ids, model.d2t + torch.arange(len(model.d2t)))
+    target_name = str(folder / "target")
+    write_files(
+        convert(head, detect(theirs), target=target, target_name=target_name, num_draft_tokens=3), folder / "ours"
+    )
+    ours = HeadFiles(folder / "ours")
+    kept = {one for one in theirs.headers if not one.startswith("embed_tokens")}
+    assert kept <= set(ours.headers) and set(ours.headers) <= set(theirs.headers)
+    assert all(torch.equal(ours.tensor(one), theirs.tensor(one)) for one in kept)
+    again = kind.from_pretrained(folder / "ours").state_dict()
+    for part, tensor in model.state_dict().items():
+        if not part.startswith(("verifier_", "embed_tokens", "lm_head")) or part in kept:
+            assert torch.equal(again[part], tensor), part
