@@ -285,7 +285,8 @@ class Decoder:
 
     def _shortened(self, prefix: Prefix, request: Request) -> Prefix:
         """``prefix`` without the tokens that must be read: the last ones for some drafters, all to score a prompt."""
-        most = max(0, len(request.tokens) - 1 - self.drafter.num_reread) if request.prompt_logprobs is None else 0
+        most = len(request.tokens) - 1 - self.drafter.num_reread if request.prompt_logprobs is None else 0
+        most = max(0, min(most, prefix.length - self.drafter.num_reread_of_prefix))
         return prefix if prefix.length <= most else Prefix(row=prefix.row, length=most)
 
 

@@ -15,6 +15,7 @@ from paceline.api.speculative_fields import HARMLESS, HONOURED, KEYS, METHODS, R
 from paceline.core.plan import Fixed
 from paceline.core.tree import Draw
 from paceline.draft_heads.files import save_head
+from paceline.drafters.medusa import MedusaDrafter
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.models.fingerprint import fingerprint
@@ -156,8 +157,14 @@ REFUSED_CONFIGS = [
         {**MODEL, "speculative_token_tree": TREE},
         "speculative_config: num_speculative_tokens=4 and a speculative_token_tree of 5 nodes: give 5, or leave it out",
     ),
-    ({**NGRAM, "speculative_token_tree": TREE}, f"'{TREE}' is for method draft_model, and this is ngram: leave it out"),
-    ({**NGRAM, "model": "owner/draft"}, "model='owner/draft' is for method draft_model, and this is ngram"),
+    (
+        {**NGRAM, "speculative_token_tree": TREE},
+        f"'{TREE}' is for method draft_model or one of a draft head, and this is ngram: leave it out",
+    ),
+    (
+        {**NGRAM, "model": "owner/draft"},
+        "model='owner/draft' is for method draft_model or one of a draft head, and this is ngram",
+    ),
     (
         {**MODEL, "prompt_lookup_max": 3},
         "prompt_lookup_max=3 is for method ngram or ngram_gpu, and this is draft",
@@ -202,7 +209,11 @@ def test_unsupported_speculative_config_is_refused(target, config, message, monk
 def test_every_method_of_vllm_has_an_answer():
     assert {*VLLM_METHODS} == METHODS.keys() | REFUSED_METHODS.keys()
     for method in VLLM_METHODS:
-        config = {"method": method, "num_speculative_tokens": 3, "model": "owner/draft" if method[0] == "d" else None}
+        config = {
+            "method": method,
+            "num_speculative_tokens": 3,
+            "model": "owner/draft" if method in HONOURED["model"][0] else None,
+        }
         if method in METHODS:
             assert read_speculative_config(config).num_draft_tokens == 3
         else:
@@ -276,6 +287,18 @@ def test_head_drafts_what_it_was_trained_for_by_default(kind, target, tmp_path):
     assert sum(drafted.stats.drafted[most:]) == 0 < drafted.stats.drafted[1]
     longer = build_drafting({"model": str(tmp_path), "num_speculative_tokens": 4}, target=target)
     assert longer.drafter.max_nodes(4) - 1 == (2 if kind in ("linear_prophet", "block") else 4)
+
+
+def test_method_of_a_head_takes_heads_of_its_kind_alone(target, tmp_path):
+    save_head(make("medusa", target.lm), tmp_path, target_name="target", fingerprint=fingerprint(target.lm))
+    for method in ("medusa", "draft_model"):
+        assert type(build_drafting({"method": method, "model": str(tmp_path)}, target=target).drafter) is MedusaDrafter
+    with pytest.raises(ValueError, match=r"is a medusa head, and the method asks for eagle3: give another method"):
+        build_drafting({"method": "eagle3", "model": str(tmp_path)}, target=target)
+    with pytest.raises(ValueError, match=r"method='medusa': .* is no draft head; give one, or method 'draft_model'"):
+        build_drafting({"method": "medusa", "model": str(pair().draft)}, target=target)
+    with pytest.raises(ValueError, match="method='medusa' needs model: give a directory or Hub id"):
+        build_drafting({"method": "medusa"}, target=target)
 
 
 def test_revision_of_a_head_is_refused(target, tmp_path):

@@ -62,8 +62,14 @@ def test_configurations_are_read_from_mapping_and_json(config, wanted):
         ({PROB: 1.5}, f"{PROB}=1.5: give a number from 0 to 1"),
         ({PROB: float("nan")}, f"{PROB}=nan: give a number from 0 to 1"),
         ({"prompt_lookup_max": 3}, "prompt_lookup_max=3 is for method ngram or ngram_gpu, and this is suffix"),
-        ({"model": "owner/draft"}, "model='owner/draft' is for method draft_model, and this is suffix: leave it out"),
-        ({"draft_sample_method": "greedy"}, "is for method draft_model, and this is suffix: leave it out"),
+        (
+            {"model": "owner/draft"},
+            "model='owner/draft' is for method draft_model or one of a draft head, and this is suffix: leave it out",
+        ),
+        (
+            {"draft_sample_method": "greedy"},
+            "is for method draft_model or one of a draft head, and this is suffix: leave it out",
+        ),
     ],
 )
 def test_what_is_out_of_range_or_of_another_method_is_refused(given, message):

@@ -157,8 +157,8 @@ REFUSED = {
         ["--num-draft-tokens 3 and num_speculative_tokens in --drafter: give one of them"],
     ),
     "method of vLLM": (
-        text("--drafter", '{"method": "eagle"}'),
-        ["method='eagle': EAGLE heads cannot be loaded: give method 'draft_model' with a draft model, or a head that"],
+        text("--drafter", '{"method": "mtp"}'),
+        ["method='mtp': MTP layers in the target's checkpoint are not loaded: give method 'draft_model' with a draft"],
     ),
     "broken JSON": (text("--drafter", '{"method"'), ["is not JSON"]),
     # sampling; tests/api/test_params.py has what SamplingParams refuses

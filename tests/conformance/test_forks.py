@@ -27,6 +27,7 @@ class Bench:
         self.target = Counted(tiny.target()[1])
         instance = tiny_drafter(drafter, tiny.target()[1])
         self.num_reread, self.draft = instance.num_reread, None
+        self.of_prefix = instance.num_reread_of_prefix
         if isinstance(instance, ModelDrafter):
             self.draft = instance.lm = Counted(instance.lm)
         self.decoder = decoder_for(instance, verifier, target=self.target, k=K, rows=rows)
@@ -42,7 +43,7 @@ class Bench:
         """Tokens of a prompt that the target reads though ``prefix_length`` are shared: what the drafter must see is
         read.
         """
-        return length - 1 - min(prefix_length, max(0, length - 1 - self.num_reread))
+        return length - 1 - max(0, min(prefix_length - self.of_prefix, length - 1 - self.num_reread))
 
     def step(self, count):
         for _ in range(count):
@@ -220,7 +221,7 @@ class CountedEngine:
     def __init__(self, drafter, rows):
         self.target = Counted(tiny.target()[1])
         instance = tiny_drafter(drafter, tiny.target()[1])
-        self.num_reread = instance.num_reread
+        self.num_reread, self.of_prefix = instance.num_reread, instance.num_reread_of_prefix
         self.draft = Counted(instance.lm) if isinstance(instance, ModelDrafter) else None
         if self.draft is not None:
             instance.lm = self.draft
@@ -250,7 +251,7 @@ def test_samples_of_one_prompt_read_it_once(drafter):
     counted = CountedEngine(drafter, 4)
     params = SamplingParams(n=4, seed=3, max_tokens=8)
     results = counted.generate([LONG], params)
-    again = min(counted.num_reread, len(LONG) - 1)
+    again = min(max(counted.num_reread, counted.of_prefix), len(LONG) - 1)
     assert counted.fed == len(LONG) - 1 + 3 * again and counted.draft_fed == (counted.fed if counted.draft else 0)
     assert [list(result.tokens) for result in results] == [naive(LONG, params, result.seed) for result in results]
 
@@ -260,10 +261,9 @@ def test_what_prompts_share_is_read_once(drafter):
     counted = CountedEngine(drafter, 5)
     prompts = [[*LONG, 1, 2], LONG, [*LONG, 3, 4, 5], [*LONG[:18], 9], [50, 51]]
     results = counted.generate(prompts, greedy(max_tokens=6))
-    again = counted.num_reread
-    assert counted.fed == 21 + again + max(2, again) + again + 1 and counted.draft_fed == (
-        counted.fed if counted.draft else 0
-    )
+    again, more = counted.num_reread, counted.of_prefix
+    fed = 21 + max(again, more) + max(2 + more, again) + max(again, more) + 1
+    assert counted.fed == fed and counted.draft_fed == (counted.fed if counted.draft else 0)
     assert [list(result.tokens) for result in results] == [naive(p, greedy(max_tokens=6), 0) for p in prompts]
 
 
@@ -276,7 +276,8 @@ def test_a_conversation_goes_on_from_what_its_row_holds(drafter):
         sequence += new
         [result] = counted.generate([sequence], greedy(max_tokens=7))
         assert list(result.tokens) == naive(sequence, greedy(max_tokens=7), 0)
-        assert counted.fed == (len(LONG) - 1 if turn == 0 else max(len(new), counted.num_reread))
+        again = max(len(new) + counted.of_prefix, counted.num_reread)
+        assert counted.fed == (len(LONG) - 1 if turn == 0 else again)
         sequence += result.tokens
 
 

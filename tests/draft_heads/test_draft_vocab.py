@@ -61,7 +61,7 @@ def test_a_head_has_a_map_of_its_ids_or_none():
 @pytest.mark.parametrize(
     ("ids", "said"),
     [
-        ([3, 7, 8], r"\(3,\) of torch.int64, and the head has 4"),
+        ([3, 7, 8], "draft_ids: 3, and the head has 4"),
         ([3, 8, 7, 60], "ascending"),
         ([3, 7, 8, 61], "0 to 60"),
     ],

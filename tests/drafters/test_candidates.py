@@ -17,7 +17,7 @@ from tests.harness import decoder_for, expected, follows, guessable_target, requ
 
 K = 3
 PROMPTS = ([5, 9, 2], [1], [8, 8, 8, 8, 8, 8], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5])
-KINDS = ("model", "early_exit", "prophet", "linear_prophet", "medusa", "mlp_speculator", "block", "ngram")
+KINDS = ("model", "early_exit", "prophet", "linear_prophet", "medusa", "mlp_speculator", "block", "eagle3", "ngram")
 
 
 class InTurn(Plan):
@@ -197,7 +197,7 @@ COPYING = {
 
 
 @pytest.mark.parametrize("label", COPYING)
-@pytest.mark.parametrize("other", ["model", "model in trees", "prophet", "ngram"])
+@pytest.mark.parametrize("other", ["model", "model in trees", "prophet", "eagle3", "ngram"])
 def test_rows_that_copy_stand_beside_rows_that_are_drafted_for(other, label):
     """The tokens are the target's, copies are accepted whole, and each draft is what it would be without copies."""
     name, _, tree = other.partition(" in ")

@@ -30,7 +30,7 @@ from paceline.api.speculative_config import (
     is_speculative_config,
     read_speculative_config,
 )
-from paceline.api.speculative_fields import HARMLESS
+from paceline.api.speculative_fields import HARMLESS, HEAD_METHODS
 from paceline.api.stages import is_made_of_drafters, read_drafter_parts, refuse_bare
 from paceline.core.plan import Plan
 from paceline.core.tree import Draw
@@ -192,8 +192,14 @@ def _speculate(speculation: Speculation, target: Loaded) -> Drafter:
     path, shape, draws = speculation.model, speculation.tree, speculation.draws
     head = find_head(path, speculation.revision)
     if head is not None:
+        kinds = HEAD_METHODS.get(speculation.method)
         as_trained = speculation.num_draft_tokens is None
-        return build_head_drafter(head, target=target, shape=shape, draws=draws, as_trained=as_trained)
+        return build_head_drafter(head, target=target, shape=shape, draws=draws, as_trained=as_trained, kinds=kinds)
+    if speculation.method in HEAD_METHODS:
+        raise ValueError(
+            f"speculative_config: method={speculation.method!r}: {path} is no draft head; give one, or method "
+            "'draft_model' for a draft model"
+        )
     draft = _load(path, target, revision=speculation.revision)
     vocabulary = TLI if speculation.heterogeneous else "auto"
     return build_shaped(draft, target=target, shape=shape, draws=draws, vocabulary=vocabulary)

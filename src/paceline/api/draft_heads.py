@@ -1,5 +1,6 @@
 """Builds drafters from the directories of draft heads, and those whose only weights are the target's."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, final
@@ -47,14 +48,21 @@ def build_head_drafter(
     shape: Shape | None = None,
     draws: frozenset[Draw] | None = None,
     as_trained: bool = False,
+    kinds: Collection[str] | None = None,
 ) -> Drafter:
     """A drafter with the draft head of the directory ``path``, in the precision and on the device of ``target``.
 
     It drafts ``shape`` (None: a chain; ``as_trained`` one of no more tokens than it was trained for) with one of
     ``draws`` (None: all that the shape allows). Raises ValueError for a target that transformers runs, for missing or
-    broken files, for a head of another target, and for a shape that allows none of the draws.
+    broken files, for a head of another target or of a kind that is not one of ``kinds``, and for a shape that allows
+    none of the draws.
     """
     head = load_head(path, _native(target, f"{path} is a head, which"), target_name=target.name)
+    if kinds is not None and head.kind not in kinds:
+        raise ValueError(
+            f"{path} is a {head.kind} head, and the method asks for {' or '.join(kinds)}: give another method, such as "
+            "'draft_model', which takes heads of any kind"
+        )
     depth = head.config.trained_depth
     if as_trained and shape is None and depth is not None:
         shape = Topology.chain(depth)

@@ -11,14 +11,15 @@ from typing import TypeAlias, TypeGuard
 
 from paceline.api.speculative_fields import (
     HARMLESS,
+    HEAD_METHODS,
     HONOURED,
     KEYS,
     METHODS,
+    MODEL,
     NGRAM,
     REFUSED,
     REFUSED_METHODS,
     REFUSED_RULES,
-    SUFFIX,
 )
 from paceline.core.token_index import MAX_DRAFT
 from paceline.core.tree import Draw
@@ -64,6 +65,7 @@ class ModelSpeculation:
     draws: frozenset[Draw]
     tree: Topology | None = None
     heterogeneous: bool = False  # whether tokens that both vocabularies have are drafted alone (TLI)
+    method: str = "draft_model"
     unused: tuple[str, ...] = ()
 
 
@@ -108,8 +110,9 @@ def read_speculative_config(config: Mapping[str, object] | str) -> Speculation:
             f"speculative_config: draft_tensor_parallel_size={size}: a draft runs on its target's device; give 1"
         )
     unused = tuple(name for name, value in values.items() if name in HARMLESS and value is not False)
-    read = _read_ngram if method in NGRAM else _read_suffix if method in SUFFIX else _read_model
-    return read(values, unused)
+    if method in MODEL:
+        return _read_model(values, unused, method)
+    return (_read_ngram if method in NGRAM else _read_suffix)(values, unused)
 
 
 def _method(values: Mapping[str, object]) -> str:
@@ -142,7 +145,9 @@ def _problem(name: str, value: object, method: str) -> str | None:
             if name == "rejection_sample_method" and isinstance(value, str) and value in REFUSED_RULES:
                 return f"{name}={value!r}: {REFUSED_RULES[value]}"
             return None
-        return f"{name}={value!r} is for method {' or '.join(methods)}, and this is {method}: leave it out"
+        others = [one for one in methods if one not in HEAD_METHODS]
+        heads = ["one of a draft head"] if len(others) < len(methods) else []
+        return f"{name}={value!r} is for method {' or '.join(others + heads)}, and this is {method}: leave it out"
     if name in REFUSED:
         # 0 is not False here
         neutral = any(value == one and type(value) is type(one) for one in REFUSED[name].neutral)
@@ -187,11 +192,11 @@ def _read_suffix(values: Mapping[str, object], unused: tuple[str, ...]) -> Suffi
     )
 
 
-def _read_model(values: Mapping[str, object], unused: tuple[str, ...]) -> ModelSpeculation:
+def _read_model(values: Mapping[str, object], unused: tuple[str, ...], method: str) -> ModelSpeculation:
     tree = _tree(values, "speculative_token_tree")
     model = _text(values, "model")
     if model is None:
-        raise ValueError("speculative_config: method='draft_model' needs model: give a directory or Hub id")
+        raise ValueError(f"speculative_config: method={method!r} needs model: give a directory or Hub id")
     draw = _one_of(values, "draft_sample_method", tuple(DRAWS))
     return ModelSpeculation(
         num_draft_tokens=_count(values, "num_speculative_tokens") if tree is None else tree.depth,
@@ -200,6 +205,7 @@ def _read_model(values: Mapping[str, object], unused: tuple[str, ...]) -> ModelS
         draws=ANY_DRAW if draw is None else DRAWS[draw],
         tree=tree,
         heterogeneous=_truth(values, "use_heterogeneous_vocab"),
+        method=method,
         unused=unused,
     )
 

@@ -7,17 +7,26 @@ from collections.abc import Mapping
 
 from paceline.api.generation_fields import Refusal
 
-INSTEAD = (
-    "give method 'draft_model' with a draft model, or a head that `paceline train` wrote, as model; or method 'ngram', "
-    "which needs neither"
-)
+# Method of a draft head -> the kinds that `model` may be.
+HEAD_METHODS: dict[str, tuple[str, ...]] = {
+    "eagle": ("eagle",),
+    "eagle3": ("eagle3",),
+    "medusa": ("medusa",),
+    "mlp_speculator": ("mlp_speculator",),
+    "dflash": ("block",),
+    "dspark": ("block",),
+}
 
 # Method -> what drafts here.
 METHODS: dict[str, str] = {
     "ngram": "prompt lookup: the drafter `ngram`",
     "ngram_gpu": "as `ngram`, which runs on the target's device",
-    "draft_model": "the draft model, or the head that `paceline train` wrote, in the directory `model`",
+    "draft_model": "the draft model, or the draft head of any kind, in the directory or Hub id `model`",
     "suffix": "the drafter `suffix`, with vLLM's limits",
+    **{
+        method: f"the draft head `model`, ours or [another project's](formats.md), of the kind `{kinds[0]}`"
+        for method, kinds in HEAD_METHODS.items()
+    },
 }
 
 MTP_METHODS = (
@@ -51,16 +60,11 @@ MTP_METHODS = (
     "step5_mtp",
 )
 
+INSTEAD = (
+    "give method 'draft_model' with a draft model or a draft head as model; or method 'ngram', which needs neither"
+)
 # Method -> what to use here instead.
 REFUSED_METHODS: dict[str, str] = {
-    **dict.fromkeys(("eagle", "eagle3"), f"EAGLE heads cannot be loaded: {INSTEAD}"),
-    **dict.fromkeys(
-        ("dflash", "dspark"),
-        f"block drafters cannot be loaded: {INSTEAD}. Of the heads, `linear_prophet` predicts all tokens of a draft "
-        "at once",
-    ),
-    "medusa": f"Medusa heads cannot be loaded: {INSTEAD}",
-    "mlp_speculator": f"MLP speculators cannot be loaded: {INSTEAD}",
     **dict.fromkeys(
         MTP_METHODS,
         f"MTP layers in the target's checkpoint are not loaded: {INSTEAD}. `paceline train` trains a `prophet`, which "
@@ -75,7 +79,9 @@ REFUSED_METHODS: dict[str, str] = {
     ),
 }
 
-NGRAM, MODEL, SUFFIX = ("ngram", "ngram_gpu"), ("draft_model",), ("suffix",)
+NGRAM, SUFFIX = ("ngram", "ngram_gpu"), ("suffix",)
+DRAFT_MODEL = ("draft_model",)
+MODEL = (*DRAFT_MODEL, *HEAD_METHODS)
 
 # Key -> the methods that read it, and its meaning.
 HONOURED: dict[str, tuple[tuple[str, ...], str]] = {
@@ -98,14 +104,14 @@ HONOURED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "suffix_decoding_max_spec_factor": (SUFFIX, "drafted tokens for each that matches, by default 1.0: `factor`"),
     "suffix_decoding_min_token_prob": (SUFFIX, "least probability of a drafted token, by default 0.1: `min_prob`"),
-    "model": (MODEL, "a directory, or a Hub id of a draft model"),
+    "model": (MODEL, "a directory or a Hub id, of a draft model or of a draft head"),
     "revision": (MODEL, "branch, tag or commit of a Hub id"),
     "draft_sample_method": (
         MODEL,
         "`greedy` drafts the most probable token, `probabilistic` samples; by default the verifier chooses",
     ),
     "use_heterogeneous_vocab": (
-        MODEL,
+        DRAFT_MODEL,
         "true: a draft of another tokenizer drafts the tokens that both vocabularies have (TLI); by default that or an "
         "exchange of texts is chosen, by how many they have in common",
     ),
@@ -146,7 +152,7 @@ HARMLESS: dict[str, str] = {
 }
 
 _OF_VLLM = "vLLM sets it itself; leave it out"
-_OF_HEADS = "it belongs to heads that cannot be loaded; leave it out"
+_OF_HEADS = "it changes how vLLM runs a head, and is not needed here; leave it out"
 _OF_SYNTHETIC = REFUSED_RULES["synthetic"]
 _OF_TYPICAL = "give the verifier 'lossy_typical:epsilon=0.09,delta=0.3', whose epsilon and delta are the two thresholds"
 _LEAVE_OUT_COUNT = (
@@ -159,8 +165,8 @@ REFUSED: Mapping[str, Refusal] = {
     "quantization": Refusal(reason="load the draft quantized, by quantization of load or --draft-quantization"),
     "draft_lm_head_quantization": Refusal(reason=_OF_HEADS),
     "parallel_drafting": Refusal(
-        reason="leave it out, and the model drafts token by token; or train a head `linear_prophet`, which drafts all "
-        "at once",
+        reason="leave it out, and the model drafts token by token; or give a head that drafts all at once, such as "
+        "`medusa` or `block`",
         neutral=(False,),
     ),
     "num_speculative_tokens_per_batch_size": Refusal(reason=_LEAVE_OUT_COUNT),

@@ -3,6 +3,8 @@
 V the target's vocabulary, D the draft's.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Self, final
 
 import torch
@@ -28,6 +30,7 @@ class DraftVocab(nn.Module):
         if not 1 <= size <= target_size:
             raise ValueError(f"draft_vocab_size={size}: the target has {target_size} tokens, so give 1 to that many")
         self.target_size = target_size
+        self._known = list(range(size))  # of the host
         self.register_buffer("ids", torch.arange(size, device=device), persistent=False)
 
     @classmethod
@@ -38,17 +41,22 @@ class DraftVocab(nn.Module):
     @property
     def map(self) -> MappedVocab:
         """For a drafter."""
-        return MappedVocab(target_ids=integers(self.ids), target_size=self.target_size, device=self.ids.device)
+        return MappedVocab(target_ids=self._known, target_size=self.target_size, device=self.ids.device)
 
-    def set_ids(self, ids: Tensor) -> None:
+    def set_ids(self, ids: Tensor | Sequence[int]) -> None:
         """Replace the ids. Raises ValueError for another number, and for ids that do not ascend or are out of range."""
-        size, target_size = len(self.ids), self.target_size
-        if ids.dtype != torch.int64 or ids.shape != self.ids.shape:
-            raise ValueError(f"draft_ids: {tuple(ids.shape)} of {ids.dtype}, and the head has {size} of torch.int64")
-        ascending = size == 1 or bool((ids[1:] > ids[:-1]).all())
-        if not ascending or not 0 <= int(ids[0]) <= int(ids[-1]) < target_size:
-            raise ValueError(f"draft_ids: give ascending ids of the target, 0 to {target_size - 1}")
-        self.ids.copy_(ids)
+        size, known = len(self._known), ids
+        if isinstance(known, Tensor):
+            if known.dtype != torch.int64 or known.dim() != 1:
+                raise ValueError(f"draft_ids: {tuple(known.shape)} of {known.dtype}, and the head has {size} integers")
+            known = integers(known)
+        if len(known) != size:
+            raise ValueError(f"draft_ids: {len(known)}, and the head has {size}")
+        ascending = all(one < other for one, other in pairwise(known))
+        if not ascending or not 0 <= known[0] <= known[-1] < self.target_size:
+            raise ValueError(f"draft_ids: give ascending ids of the target, 0 to {self.target_size - 1}")
+        self._known = list(known)
+        self.ids.copy_(torch.tensor(self._known, dtype=torch.int64, device=self.ids.device))
 
 
 def most_frequent(counts: Tensor, size: int) -> Tensor:

@@ -35,7 +35,7 @@ def load_own_tensors(
     for name, shape in wanted.items():
         if tuple(state[name].shape) != shape:
             raise ValueError(f"a head's weights: {name} has shape {tuple(state[name].shape)}, its config says {shape}")
-    if vocab is not None:
+    if vocab is not None and state[DRAFT_IDS] is not vocab.ids:
         vocab.set_ids(state[DRAFT_IDS])
     _load_modules(own, state, assign=False)
 

@@ -52,6 +52,7 @@ class Drafter(ABC):
 
     taps: tuple[int, ...] = ()  # the target's hidden states that it reads
     num_reread: int = 0  # the last tokens before a prompt's root whose taps it needs, even in a shared prefix
+    num_reread_of_prefix: int = 0  # the last tokens of a shared prefix whose taps it needs
     origins: tuple[str, ...] = ("draft",)  # names of the numbers in Tree.origin
     draws: frozenset[Draw]  # the ways in which it can draw tokens
     branches: bool = False  # whether its trees may branch

@@ -33,6 +33,7 @@ class CandidateDrafters(Drafter):
         self.drafters = tuple(drafters)
         self.taps = tuple(sorted({tap for one in drafters for tap in one.taps}))
         self.num_reread = max(one.num_reread for one in drafters)
+        self.num_reread_of_prefix = max(one.num_reread_of_prefix for one in drafters)
         self.origins = tuple(origin for one in drafters for origin in one.origins)
         self.draws = frozenset[Draw]().union(*(one.draws for one in drafters))
         self.branches = any(one.branches for one in drafters)

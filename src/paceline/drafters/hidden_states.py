@@ -3,6 +3,7 @@
 B rows, n states, N nodes, D depth, H hidden size.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import final
 
@@ -28,17 +29,23 @@ def path_hidden(hidden: dict[int, Tensor], tap: int, tree: Tree, outcome: Outcom
 
 
 def read_hidden(
-    lm: LM, cache: View, hidden: Tensor, count: Tensor, *, logits_for: LogitsFor = LogitsFor.NONE
+    lm: LM,
+    cache: View,
+    hidden: Tensor,
+    count: Tensor,
+    *,
+    taps: Sequence[int] = (),
+    logits_for: LogitsFor = LogitsFor.NONE,
 ) -> Output:
     """Read the first ``count`` [B] of ``hidden`` [B, n, H] with ``lm`` in place of embeddings, and commit them.
 
-    Returns the forward's Output; LogitsFor.LAST gives the logits after the last of them.
+    Returns the forward's Output, with ``taps``; LogitsFor.LAST gives the logits after the last of them.
     """
     rows, size = hidden.shape[:2]
     valid = torch.arange(size, device=hidden.device) < count[:, None]
     tokens = torch.zeros(rows, size, dtype=torch.int64, device=hidden.device)  # not embedded
     resume = Resume(layer=0, hidden=hidden, ready=valid, first=size)
-    output = lm(Tree.make_chain(tokens, valid), cache, logits_for=logits_for, resume=resume)
+    output = lm(Tree.make_chain(tokens, valid), cache, taps=taps, logits_for=logits_for, resume=resume)
     cache.commit(count)
     return output
 

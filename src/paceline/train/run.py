@@ -30,7 +30,7 @@ from paceline.train.loop.trainer import Score, Trainer
 from paceline.train.model_cards import RunRecord, model_card
 from paceline.train.outcome import DRAFT, TARGET, target_directory
 from paceline.train.resume_check import CONFIG_FILE, STEPS, FormerRun, check_same_run, set_aside
-from paceline.train.setup import LoadedModel, build_draft, build_target, build_task
+from paceline.train.setup import LoadedModel, build_draft, build_target, build_task, choose_draft_vocabs
 from paceline.train.tasks import Distillation, DraftHeadTask, NextToken, Task
 from paceline.train.validation import Validation
 
@@ -79,6 +79,7 @@ class Run:
         self.data = self.strategy.main_first(self._prepare)  # the others find everything tokenised
         _check_lengths(config, self.target)
         self.task = build_task(config, self.target, self.draft)
+        choose_draft_vocabs(self.task, self.data)
         # The fingerprint of a frozen target is known now, that of a trained one only at the end.
         self.fingerprint = None if self.task.frozen is None else fingerprint(self.task.frozen)
 

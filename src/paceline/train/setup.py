@@ -11,12 +11,14 @@ from pydantic import ValidationError
 from paceline.core.noise import split_seed
 from paceline.draft_heads import DRAFT_HEADS
 from paceline.draft_heads.base import DraftHead
+from paceline.draft_heads.draft_vocab import most_frequent
 from paceline.models import hub
 from paceline.models.directory import is_hub_id, read_config
 from paceline.models.loading import load
 from paceline.models.native.decoder import DecoderLM
 from paceline.train.config import HeadSection, ModelSection, TargetSection, TrainConfig
 from paceline.train.config_file import ConfigError, describe_errors
+from paceline.train.data import PreparedData
 from paceline.train.init_weights import random_model
 from paceline.train.tasks import Distillation, DraftHeadTask, NextToken, Task, TrainedHead
 from paceline.train.tasks.layer_skip import LayerSkip
@@ -119,6 +121,17 @@ def build_trained_head(section: HeadSection, target: DecoderLM, *, seed: int, in
         detach=section.detach,
         depth_weights=head.config.depth_weights if section.depth_weights is None else section.depth_weights,
     )
+
+
+def choose_draft_vocabs(task: Task, data: PreparedData) -> None:
+    """Give heads with a draft vocabulary the tokens that are most frequent in the training data (2503.01840)."""
+    if not isinstance(task, DraftHeadTask):
+        return
+    vocabs = [head.draft_vocab for head in (one.head for one in task.trained_heads) if head.draft_vocab is not None]
+    if vocabs:
+        counts = torch.from_numpy(data.token_counts(task.target.vocab_size))
+        for vocab in vocabs:
+            vocab.set_ids(most_frequent(counts, len(vocab.ids)))
 
 
 def _load(section: ModelSection, *, dtype: torch.dtype, seed: int, device: torch.device) -> LoadedModel:

@@ -131,6 +131,16 @@ class BlockFormat(Format):
         sized = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "markov_rank")
         found += [Assumption(name, getattr(sizes, name), "shapes of tensors") for name in sized]
         found += [Assumption("attention_bias", sizes.bias, "tensors"), Assumption("qk_norm", True, "the format")]
+        found.append(
+            Assumption("max_positions", config.max_positions, f"config.json: {self.prefix}max_position_embeddings")
+        )
+        found.append(Assumption("confidence", config.confidence, "config.json: enable_confidence_head, and tensors"))
+        for name, one in (
+            ("markov_head", fields.markov_head),
+            ("confidence_with_markov", fields.confidence_with_markov),
+        ):
+            if one is None:
+                found.append(Assumption(name, getattr(config, name), "not in the files: there is no such head"))
         return Imported(
             kind="block",
             config=config,

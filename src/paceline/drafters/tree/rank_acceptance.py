@@ -38,6 +38,7 @@ class RankAcceptanceDrafter(Drafter):
             raise ValueError(f"width={width}: give at least 1")
         self.drafter, self.width = drafter, width
         self.taps, self.num_reread, self.draws = drafter.taps, drafter.num_reread, drafter.draws
+        self.num_reread_of_prefix = drafter.num_reread_of_prefix
         self.origins, self.branches = drafter.origins, drafter.branches
         self.num_unverified = drafter.num_unverified
 

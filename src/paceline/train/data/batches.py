@@ -17,6 +17,7 @@ from paceline.train.data.sources.features import RowsWithHidden
 from paceline.train.data.store import open_split
 from paceline.train.data.tokenise import TokenisedSource, tokenise_sources
 
+COUNTED_AT_ONCE = 1 << 22  # tokens
 HELD_OUT_SEED = 0  # every run is validated on the same rows
 
 
@@ -48,6 +49,18 @@ class PreparedData:
             )
             for split, packings in self.packings.items()
         }
+
+    def token_counts(self, vocab_size: int) -> np.ndarray:
+        """How often each token [V] is learned in the training split, documents' first tokens included."""
+        counts = np.zeros(vocab_size, np.int64)
+        for packing in self.packings[Split.TRAIN]:
+            tokens, learned = packing.split.tokens, packing.split.learned
+            for start in range(0, len(tokens), COUNTED_AT_ONCE):
+                part = np.asarray(tokens[start : start + COUNTED_AT_ONCE])
+                if learned is not None:
+                    part = part[learned[start : start + COUNTED_AT_ONCE]]
+                counts += np.bincount(part, minlength=vocab_size)
+        return counts
 
     def prompts(self, count: int, length: int, *, split: Split = Split.VALIDATION, seed: int = 0) -> np.ndarray:
         """Prefixes [count, length] of rows of ``split``, chosen by ``seed``; fewer if there are fewer.

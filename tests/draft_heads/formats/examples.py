@@ -1,0 +1,15 @@
+"""A small head for every format, as its kind and options, for targets of 32 numbers, 3 layers and over 60 tokens."""
+
+BLOCK = dict(block_size=4, num_layers=2, taps=(1, 3), mask_token_id=5)
+SPARK = dict(**BLOCK, markov_rank=4, confidence=True)
+
+EXAMPLES = {
+    "dflash": ("block", BLOCK),
+    "dspark": ("block", dict(**SPARK, anchor_first=True)),
+    "dspark_specforge": ("block", SPARK),
+    "eagle3": ("eagle3", dict(taps=(2, 1, 3), draft_vocab_size=24, fc_norm="each")),
+    "eagle3_deepspec": ("eagle3", dict(taps=(1, 0, 2, 3), qk_norm=True)),
+    "speculators_eagle3": ("eagle3", dict(draft_vocab_size=24, fc_norm="joint", norm_output=True, num_layers=2)),
+    "speculators_dflash": ("block", dict(**BLOCK, draft_vocab_size=24)),
+    "speculators_dspark": ("block", dict(**SPARK, anchor_first=True, draft_vocab_size=24)),
+}

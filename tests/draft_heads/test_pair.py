@@ -1,0 +1,147 @@
+"""The training forward of heads over pairs: what each draft sees, its labels, and what has a gradient."""
+
+import pytest
+import torch
+
+from paceline.draft_heads.unrolled_attention import UnrolledAttention
+from tests import tiny
+from tests.draft_heads.test_prophet import make, states
+from tests.models.layouts import pair, texts
+
+KINDS = {
+    "eagle3": {},
+    "eagle3, norms": {"fc_norm": "each", "norm_output": True, "norm_before_residual": True, "qk_norm": True},
+    "eagle3, few tokens": {"draft_vocab_size": 40, "num_layers": 2, "attention_bias": True},
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def head_of(kind, target, **options):
+    return make(kind.partition(",")[0], target, **{**KINDS[kind], **options})
+
+
+@every_kind
+def test_every_token_but_the_first_is_a_root_and_weights_are_zero_beyond_the_end(kind):
+    _, target = tiny.target()
+    head = head_of(kind, target, depth=3, depth_decay=0.5)
+    assert head.config.depth_weights == (1, 0.5, 0.25)
+    tokens = texts(2, 5)
+    found = head.unroll(tokens, states(target, tokens, head))
+    size = tiny.VOCAB if head.draft_ids is None else 40
+    assert found.logits.shape == (2, 4, 3, size) and found.draft_ids is head.draft_ids
+    assert found.position[0].tolist() == [[1, 2, 3], [2, 3, 4], [3, 4, 4], [4, 4, 4]]
+    assert found.weight[1].tolist() == [[1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 0, 0]]
+
+
+@every_kind
+def test_packed_sequences_match_separate_ones(kind):
+    _, target = tiny.target()
+    head = head_of(kind, target, depth=3)
+    tokens = texts(1, 9)
+    lengths = (4, 1, 4)
+    segment = torch.tensor([[3] * 4 + [7] + [8] * 4])
+    parts = tokens.split(lengths, dim=1)
+    apart = [states(target, part, head) for part in parts]
+    hidden = {tap: torch.cat([one[tap] for one in apart], dim=1) for tap in head.taps}
+    together = head.unroll(tokens, hidden, segment=segment)
+    assert together.position[0, :, 0].tolist() == list(range(1, 9))
+    for start, part, one in ((0, parts[0], apart[0]), (5, parts[2], apart[2])):
+        alone = head.unroll(part, one)
+        own = slice(start, start + 3)
+        assert torch.equal(together.weight[:, own], alone.weight)
+        counted = alone.weight > 0
+        torch.testing.assert_close(together.logits[:, own][counted], alone.logits[counted], rtol=0, atol=1e-12)
+    assert not together.weight[:, 3:5].any(), "a root whose feature is of another sequence"
+
+
+@every_kind
+def test_anchors_are_a_subset_sampled_by_the_generator(kind):
+    _, target = tiny.target()
+    head = head_of(kind, target, depth=3, anchors=4)
+    tokens = texts(3, 11)
+    hidden = states(target, tokens, head)
+    whole = head.unroll(tokens, hidden)
+    assert whole.logits.shape[1] == 10
+    some, same, other = (
+        head.unroll(tokens, hidden, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    )
+    roots = some.position[..., 0]
+    assert roots.shape == (3, 4) and (roots.diff(dim=1) > 0).all() and (roots > 0).all()
+    assert torch.equal(roots, same.position[..., 0]) and not torch.equal(roots, other.position[..., 0])
+    for row in range(3):
+        torch.testing.assert_close(some.logits[row], whole.logits[row, roots[row] - 1], rtol=0, atol=1e-12)
+
+
+@every_kind
+@pytest.mark.parametrize("layout", ["grouped", "gpt2", "gemma", "granite", "tied", "olmo2"])
+def test_every_own_tensor_gets_a_gradient_and_none_is_the_targets(kind, layout):
+    """For targets of every architecture, with detached hidden states."""
+    _, target = pair(layout, torch.float64)
+    head = head_of(kind, target, depth=3)
+    own = {name: tensor for name, tensor in head.own_state().items() if name != "draft_ids"}
+    shared = {parameter.data_ptr() for parameter in target.parameters()}
+    assert own and not shared & {tensor.data_ptr() for tensor in own.values()}
+    tokens = texts(2, 7)
+    head.unroll(tokens, states(target, tokens, head)).logits.log_softmax(-1)[..., 3].sum().backward()
+    for name, tensor in own.items():
+        assert tensor.grad is not None and tensor.grad.abs().max() > 0, name
+    assert all(parameter.grad is None for parameter in target.parameters())
+
+
+@every_kind
+def test_a_draft_depends_on_pairs_up_to_its_anchor_and_on_its_own_tokens(kind):
+    _, target = tiny.target()
+    head = head_of(kind, target, depth=3)
+    tokens = texts(1, 9)
+    hidden = states(target, tokens, head)
+    before = head.unroll(tokens, hidden).logits[0, 4]  # its root is token 5
+    for index in range(9):
+        changed = {tap: state.clone() for tap, state in hidden.items()}
+        for state in changed.values():
+            state[:, index] += 1.0
+        moved = (head.unroll(tokens, changed).logits[0, 4] - before).abs().amax(-1) > 1e-9
+        assert moved.tolist() == [index <= 4] * 3, index
+        other = tokens.clone()
+        other[0, index] = (tokens[0, index] + 1) % tiny.VOCAB
+        moved = (head.unroll(other, hidden).logits[0, 4] - before).abs().amax(-1) > 1e-9
+        assert moved.tolist() == [1 <= index < 6 + depth for depth in range(3)], index
+
+
+def test_later_steps_attend_to_the_committed_and_to_their_own_lineage_alone():
+    """Against a softmax over keys that are written out one by one."""
+    generator = torch.Generator().manual_seed(0)
+    anchors = torch.tensor([[0, 2, 3], [1, 4, 4]])
+    attend = UnrolledAttention(2, 5, anchors)
+    draws = []
+    for step in range(3):
+        if step:
+            attend.advance()
+        count = 5 if step == 0 else 3
+        wanted = torch.arange(5).expand(2, 5) if step == 0 else anchors + step
+        assert torch.equal(attend.positions, wanted)
+        query, key, value = (torch.randn(2, count, n, 4, generator=generator).double() for n in (4, 2, 2))
+        draws.append((query, key, value, attend(0, query, key, value)))
+    for step in (1, 2):
+        query, _, _, out = draws[step]
+        for row in range(2):
+            for index, anchor in enumerate(anchors[row].tolist()):
+                for head in range(4):
+                    places = [(0, at) for at in range(anchor + 1)] + [(past, index) for past in range(1, step + 1)]
+                    keys, values = (torch.stack([draws[s][n][row, at, head // 2] for s, at in places]) for n in (1, 2))
+                    shares = (keys @ query[row, index, head] / 2).softmax(0)
+                    torch.testing.assert_close(out[row, index, head], shares @ values)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"taps": (0, 4)}, r"taps=\[0, 4\]: the target has 3 layers, so give 0 to 3"),
+        ({"hidden_size": 16}, "hidden_size=16: the target's embedding is 32 wide, so give own_embedding: true"),
+        ({"draft_vocab_size": 62}, "draft_vocab_size=62: the target has 61 tokens"),
+        ({"num_heads": 4, "num_kv_heads": 3}, "num_heads=4 and num_kv_heads=3: give a divisor of the former"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic' is not supported"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        make("eagle3", tiny.target()[1], **options)

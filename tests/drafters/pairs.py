@@ -1,0 +1,111 @@
+"""What tests of drafters over pairs share: the drafter against its head unrolled over whole sequences."""
+
+import torch
+
+from paceline.core.admission import Prefix
+from tests import tiny as models
+from tests.harness import Alternating, decoder_for, planned_step, request
+
+PROMPTS = ([5], [9, 2], [3, 1, 4, 1, 5, 9, 2, 6, 5], [60, 0, 7])
+LENGTHS = (3, 3, 0, 0, 5, 2)  # of drafts, in turn
+DEEPEST = 6
+
+
+def randomised(head, scale=0.3, seed=5):
+    """``head`` with noise on all its own weights, norms and biases included."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, part in head.own_state().items():
+            if name != "draft_ids":
+                part.add_(scale * torch.randn(part.shape, generator=generator))
+    return head
+
+
+@torch.no_grad()
+def unrolled(target, head, sequence, drafted):
+    """What training says after ``sequence`` and the tokens ``drafted`` behind it, the sequence being verified: [V]."""
+    tokens = torch.tensor([[*sequence, *drafted]])
+    hidden = target.causal(tokens, taps=head.taps).hidden
+    anchor, depth = len(sequence) - 2, len(drafted)  # of the pair whose token is the root
+    found = head.unroll(tokens, hidden)
+    assert found.position[0, anchor, depth] == tokens.shape[1] - 1 and found.weight[0, anchor, depth] > 0
+    return found.logits[0, anchor, depth]
+
+
+def recorded(drafter):
+    """Lists of what ``drafter`` says from now on: the logits of roots, and of forests with these."""
+    roots, forests = [], []
+    read_root, score_nodes = drafter.read_root, drafter.score_nodes
+
+    def root(batch):
+        roots.append(read_root(batch))
+        forests.append([])
+        return roots[-1]
+
+    def nodes(forest, start):
+        forests[-1].append((forest, score_nodes(forest, start)))
+        return forests[-1][-1][1]
+
+    drafter.read_root, drafter.score_nodes = root, nodes
+    return roots, forests
+
+
+@torch.no_grad()
+def check_parity(drafter, *, target=None, verifier="coupled", temperature=0.9, steps=9):
+    """Logits of drafts equal those of training at every depth: after any accepted path, pauses and forks.
+
+    Returns the depths that were compared.
+    """
+    target = target or models.target()[1]
+    head, roots_and_forests = drafter.head, recorded(drafter)
+    decoder = decoder_for(drafter, verifier, target=target, plan=Alternating(*LENGTHS), rows=len(PROMPTS) + 1)
+    asked = [request(p, max_tokens=40, temperature=temperature, seed=i) for i, p in enumerate(PROMPTS)]
+    decoder.admit(asked, range(len(PROMPTS)))
+    rows, depths = range(len(PROMPTS)), set()
+    for step in range(steps):
+        plan = decoder.plan()
+        if step in (4, 7):  # a prompt that begins as a sequence that was drafted, behind which the head is
+            length = int(decoder.batch.length[3]) - 1
+            prompt = [*decoder.batch.tokens[3, :length].tolist(), *[7] * (step - 3)]
+            decoder.admit([request(prompt, max_tokens=20)], [4], [Prefix(row=3, length=length)])
+            rows = range(len(PROMPTS) + 1)
+        sequences = [decoder.batch.tokens[row, : decoder.batch.length[row]].tolist() for row in rows]
+        planned_step(decoder, plan)
+        if plan.num_draft_tokens == 0:
+            continue
+        roots, forests = roots_and_forests
+        forest = forests[-1][-1][0] if forests[-1] else None
+        said = torch.cat([logits for _, logits in forests[-1]], dim=1) if forests[-1] else None
+        for row, sequence in zip(rows, sequences, strict=True):
+            if len(sequence) < 2:
+                continue
+            wanted = unrolled(target, head, sequence, [])
+            torch.testing.assert_close(roots[-1][row, 0], wanted, rtol=0, atol=1e-9)
+            for node in range(0 if forest is None else forest.num_nodes):
+                if not forest.valid[row, node]:
+                    continue
+                path, at = [], node
+                while at >= 0:
+                    path.insert(0, int(forest.tokens[row, at]))
+                    at = int(forest.parents[row, at])
+                wanted = unrolled(target, head, sequence, path)
+                torch.testing.assert_close(said[row, node], wanted, rtol=0, atol=1e-9)
+                depths.add(len(path))
+    return depths
+
+
+@torch.no_grad()
+def check_cache(drafter, *, target=None, steps=9):
+    """The cache and the queue hold every pair of what is verified once, with the target's own features."""
+    target = target or models.target()[1]
+    decoder = decoder_for(drafter, "coupled", target=target, plan=Alternating(*LENGTHS), rows=len(PROMPTS))
+    asked = [request(p, max_tokens=40, temperature=0.9, seed=i) for i, p in enumerate(PROMPTS)]
+    decoder.admit(asked, range(len(PROMPTS)))
+    for _ in range(steps):
+        planned_step(decoder, decoder.plan())
+        for row in range(len(PROMPTS)):
+            sequence = decoder.batch.tokens[row : row + 1, : decoder.batch.length[row]]
+            features = drafter.head.feature(target.causal(sequence, taps=drafter.taps).hidden)[0]
+            begun, count = int(drafter.cache.length[row]), int(drafter.unread.count[row])
+            assert begun + count == sequence.shape[1] - 1
+            torch.testing.assert_close(drafter.unread.states[row, :count], features[begun : begun + count])
