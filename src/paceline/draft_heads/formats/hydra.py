@@ -105,6 +105,7 @@ class HydraFormat(Format):
                 Assumption("grounded", grounded, f"{TENSORS}: res_connection"),
                 Assumption("head_bias", biased, TENSORS),
                 Assumption("normalized", True, "the format"),
+                Assumption("draft_vocab_size", None, "the format: all tokens of the target"),
             ),
             ignored=ignored,
             target_name=files.value("base_model_name_or_path", str),

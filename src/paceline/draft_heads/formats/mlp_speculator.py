@@ -85,6 +85,7 @@ class MLPSpeculatorFormat(Format):
                 Assumption("tied", bool(tied), GUESSED if tied is None else "config.json: tie_weights"),
                 Assumption("scaled_input", bool(scaled), GUESSED if scaled is None else "config.json: scale_input"),
                 Assumption("normalized", True, "the format"),
+                Assumption("draft_vocab_size", None, "the format: all tokens of the target"),
             ),
             ignored=ignored,
             tied=tuple(name for name, source in sources.items() if name != source),
