@@ -13,7 +13,8 @@ def new_head(kind, target, *, seed=0, spread=0.0, **sizes):
     generator = torch.Generator().manual_seed(seed)
     head = head_type.make(head_type.Config(**sizes), target, generator=generator)
     for tensor in head.own_state().values() if spread else ():
-        tensor.data.add_(spread * torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor))
+        if tensor.is_floating_point():
+            tensor.data.add_(spread * torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor))
     return head
 
 

@@ -14,7 +14,7 @@ from paceline.core.tree import Draw
 from paceline.draft_heads.block import BlockConfig, BlockHead
 from paceline.drafters.block import MAX_SKIPPED_STEPS, BlockDrafter
 from paceline.drafters.tree.shapes import Topology
-from paceline.models.backend import fastest
+from paceline.models.backend import fastest, pack_weights
 from tests import tiny as models
 from tests.harness import Alternating, decoder_for, expected, request, run
 
@@ -257,6 +257,24 @@ def test_the_kernel_drafts_what_the_eager_decoder_drafts(dtype, rows):
             decoder.step()
     same = [float((one == other).double().mean()) for one, other in zip(*drafts, strict=True)]
     assert min(same) > 0.97 if dtype is torch.bfloat16 else same == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_draft_vocabulary_beside_a_packed_embedding_that_is_tied(dtype):
+    """The embedding has more tokens than the head has logits; those of the last panel are fewer."""
+    target = models.native(models.llama(tie_word_embeddings=True)).to(dtype)
+    packed, found = copy.deepcopy(target), []
+    pack_weights(packed)
+    for one in (target, packed):
+        head = new_head(one, **{**SIZES, "draft_vocab_size": 9})
+        if one is packed:
+            pack_weights(head.decoder, beside=packed)
+        drafter = BlockDrafter(head=head, lm=fastest(head.decoder))
+        decoder = decoder_for(drafter, "coupled", target=fastest(one), k=3, rows=61)
+        decoder.admit([request([token]) for token in range(61)], range(61))
+        decoder.draft(StepPlan(3))
+        found.append(drafter.streams)
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def test_a_head_needs_taps_and_a_mask_token_of_its_target():

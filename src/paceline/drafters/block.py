@@ -93,7 +93,8 @@ class BlockDrafter(GrowingDrafter):
         self.num_read = self.ordinary_lag if self.lag <= self.ordinary_lag else self.unread.capacity
         left = 0 if reads else self.lag
         self.overflows = left + num_tokens > self.unread.capacity
-        self.next_lag = num_tokens + (0 if self.overflows else left)
+        # No less than after an ordinary step, so that compiled steps see one value.
+        self.next_lag = max(self.ordinary_lag, num_tokens + (0 if self.overflows else left))
 
     def check_target(self, context: DrafterContext) -> None:
         made_for = (self.head.num_target_layers, self.head.target_vocab)
@@ -132,7 +133,7 @@ class BlockDrafter(GrowingDrafter):
         width = len(self.taps) * self.head.hidden_size
         self.unread = PendingStates(rows, most + MAX_SKIPPED_STEPS, width, dtype=decoder.dtype, device=device)
         self.ordinary_lag = min(most, 1 + self.depth)
-        self.lag = self.next_lag = 0  # the host's bound on the states that a row has yet to read
+        self.lag = self.next_lag = self.ordinary_lag  # the host's bound on the states that a row has yet to read
         self.num_read, self.overflows = self.ordinary_lag, False
         self.logits: Tensor | None = None  # [B, D, V] while a draft grows
 

@@ -14,7 +14,7 @@ from paceline.models.loading import load
 from tests import tiny
 from tests.draft_heads.formats.speculators_package import load_module
 
-SIZES = dict(tiny.LLAMA, head_dim=8, initializer_range=0.2)
+SIZES = dict(tiny.LLAMA, head_dim=8, max_position_embeddings=256)
 BLOCK = dict(block_size=4, mask_token_id=5, aux_hidden_state_layer_ids=[1, 2, 3])
 EAGLE = dict(eagle_aux_hidden_state_layer_ids=[0, 2, 3])
 SPARK = dict(**BLOCK, markov_rank=4)
@@ -86,3 +86,25 @@ def test_head_of_the_package_is_read_and_written_as_it_was(name, saved):
     for part, tensor in model.state_dict().items():
         if not part.startswith(("verifier_", "embed_tokens", "lm_head")) or part in kept:
             assert torch.equal(again[part], tensor), part
+
+
+@pytest.mark.parametrize("name", [name for name in HEADS if HEADS[name][0] == "eagle3"])
+def test_logits_are_those_of_the_packages_forward_at_every_step(name, saved):
+    _, model, folder = saved
+    target = load(folder / "target", dtype=torch.float64)
+    head = load_head(folder / "theirs", target)
+    model, steps = model.double(), []
+    model.embed_tokens.weight.data = head.decoder.embed.weight.detach().clone()
+    model.lm_head.register_forward_hook(lambda _, __, logits: steps.append(logits[0].detach()))
+    tokens = torch.randint(0, tiny.VOCAB, (1, 129))  # their mask takes multiples of 128 pairs
+    with torch.no_grad():
+        hidden = target.causal(tokens, taps=head.taps).hidden
+        fused = torch.cat([hidden[tap] for tap in EAGLE["eagle_aux_hidden_state_layer_ids"]], dim=-1)
+        one = torch.zeros(1, 128, dtype=torch.int64)
+        model(hidden_states=fused[:, :-1], input_ids=tokens[:, 1:], document_ids=one, ttt_steps=3)
+        ours = head.unroll(tokens, hidden)
+    roots = ours.position[0, :, 0]
+    for step, theirs in enumerate(steps):
+        inside = roots + step < tokens.shape[1]
+        assert torch.allclose(ours.logits[0, inside, step], theirs[roots[inside] - 1], atol=1e-6), step
+    assert len(steps) == 3

@@ -81,7 +81,7 @@ class Model(Structure):
     __slots__ = ()
 
     _fields_ = [
-        *((name, c_int64) for name in "hidden vocab embeddings num_heads num_kv_heads head_dim max_positions".split()),
+        *((name, c_int64) for name in "hidden vocab tokens num_heads num_kv_heads head_dim max_positions".split()),
         *(
             (name, c_int64)
             for name in "query query_step key key_step value value_step float32_rotary panel_rows".split()

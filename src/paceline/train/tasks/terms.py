@@ -87,7 +87,7 @@ def distillation_term(
     if confidence is not None:
         goal = acceptance.clamp(0, 1)
         entropy = F.binary_cross_entropy_with_logits(confidence.float(), goal, reduction="none")
-        values, more = values + confidence_weight * entropy, {"confidence": entropy.detach()}
+        values, more = torch.add(values, entropy, alpha=confidence_weight), {"confidence": entropy.detach()}
     with torch.no_grad():
         counts = weight.sum((0, 1))
         sums = {"loss": values.detach(), "acceptance": acceptance, "greedy": greedy, **more}

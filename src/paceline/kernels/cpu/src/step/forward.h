@@ -134,8 +134,7 @@ class Forward {
         constexpr int unit = panel_unit_of<T>(PACKED);
         const T *table = (const T *)model_.embedding;
         if (!model_.panel_rows) return (void)std::memcpy(x, table + token * model_.hidden, model_.hidden * sizeof(T));
-        const long lane = token % model_.panel_rows, last = model_.embeddings - (token - lane);
-        const long wide = std::min(model_.panel_rows, last);
+        const long lane = token % model_.panel_rows, wide = std::min(model_.panel_rows, model_.tokens - (token - lane));
         const T *from = table + (token - lane) * model_.hidden + unit * lane;
         for (long h = 0; h < model_.hidden; h += unit, from += unit * wide) std::memcpy(x + h, from, unit * sizeof(T));
     }

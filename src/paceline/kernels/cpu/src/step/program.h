@@ -24,7 +24,7 @@ struct Operation {
 };
 
 struct Model {
-    int64_t hidden, vocab, embeddings, num_heads, num_kv_heads, head_dim, max_positions;
+    int64_t hidden, vocab, tokens, num_heads, num_kv_heads, head_dim, max_positions;
     int64_t query, query_step, key, key_step, value,
         value_step;          // offset of the first head in a row of HEADS, and stride
     int64_t float32_rotary;  // rotates in float32, without rounding in between
