@@ -40,7 +40,7 @@ class ScaledNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         x = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype)
-        return x if self.weight is None else x * self.weight + self.bias
+        return x if self.weight is None or self.bias is None else x * self.weight + self.bias
 
 
 @final

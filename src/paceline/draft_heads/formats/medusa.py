@@ -92,7 +92,7 @@ class MedusaFormat(Format):
         heads = [shared] if shared else [names.lm_heads.get(at, f"the LM head of head {at}") for at in range(depth)]
         rows = files.shapes[heads[0]][0] if heads[0] in files.headers else target.vocab_size
         truncated = TOKEN_MAP in files.headers
-        wanted = {one: (rows, size) for one in heads}
+        wanted: dict[str, tuple[int, ...]] = {one: (rows, size) for one in heads}
         parts = ("weight", "bias") if names.biased else ("weight",)
         for at in range(depth):
             for block in range(num_blocks):
