@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
@@ -57,6 +57,10 @@ class PairDrafter(GrowingDrafter):
     @property
     def slot_bytes(self) -> int:
         return self.lm.slot_bytes
+
+    @property
+    def own_weights(self) -> nn.Module:
+        return self.head
 
     @property
     def host_state(self) -> Hashable:

@@ -21,6 +21,7 @@ from paceline.cli.options import (
     completing,
 )
 from paceline.draft_heads.formats import FORMATS
+from paceline.models.directory import is_head
 from paceline.text.valid_json import to_json
 
 OWN = "paceline"
@@ -87,8 +88,8 @@ class Export(Command):
         print(f"{self.output}: a {read.head.kind} head, read as {before} and written as {self.format}")
         if routed is not None:
             print(f"note: vLLM takes a path with {routed!r} for a head of that kind; give method in its configuration")
-        what = ["paceline", "inspect", str(self.output), "--target", self.target]
-        print(f"next: {shlex.join(what)}")
+        target = ["--target", self.target] if is_head(self.output) else []  # else it is a model with draft layers
+        print(f"next: {shlex.join(['paceline', 'inspect', str(self.output), *target])}")
         return EXIT_OK
 
     def _routing_word(self) -> str | None:

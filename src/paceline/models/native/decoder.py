@@ -203,7 +203,7 @@ class DecoderLM(DecoderOnly, nn.Module):
         ``skipped`` are layers that rows leave out, which run for all; ``without`` is what no row runs.
         """
         dropout = self.dropout if self.training else 0.0
-        shape = x.shape[:2]
+        shape = (*x.shape[:2], -1)
         table = None if self.rotary is None else self.rotary(attend.positions, x.dtype)
         hidden = {done: x} if done in taps else {}
         x = x.flatten(0, 1)  # inside it is [B * n, H]: a matrix product of two axes costs less to call than of three
@@ -211,11 +211,10 @@ class DecoderLM(DecoderOnly, nn.Module):
             parts = Part.BOTH if without is None else parts_of(without, layers[slot])
             before, x = x, self.blocks[layers[slot]](x, slot, attend, table, dropout, parts)
             if skipped is not None:
-                before, after = before.view(*shape, -1), x.view(*shape, -1)
-                x = torch.where(skipped[:, slot, None, None], before, after).flatten(0, 1)
+                x = torch.where(skipped[:, slot, None, None], before.view(shape), x.view(shape)).flatten(0, 1)
             if slot + 1 in taps:
-                hidden[slot + 1] = x.view(*shape, -1)
-        return {**hidden, -1: x.view(*shape, -1)}
+                hidden[slot + 1] = x.view(shape)
+        return {**hidden, -1: x.view(shape)}
 
     def _head(self, x: Tensor, logits_for: LogitsFor, valid: Tensor | None) -> Tensor | None:
         if logits_for is LogitsFor.NONE:
