@@ -29,6 +29,7 @@ KINDS = {
     "linear_prophet": dict(depth=2),
     "medusa": dict(num_blocks=2),
     "block": dict(block_size=4),
+    "eagle": dict(),
     "eagle3": dict(draft_vocab_size=40),
 }
 KINDS |= {"hydra": dict(num_blocks=2), "mlp_speculator": dict(tied=True)}

@@ -40,7 +40,7 @@ class RecordedInputs(Wrapped):
 
 
 def test_all_drafters_with_a_model_or_head_grow():
-    others = {"early_exit", "layer_skip", "model", "prophet", "linear_prophet", "block", "eagle3"}
+    others = {"early_exit", "layer_skip", "model", "prophet", "linear_prophet", "block", "eagle", "eagle3"}
     assert set(GROWING) == {*others, *FEATURE_HEADS}
 
 

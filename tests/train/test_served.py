@@ -22,6 +22,7 @@ SERVED = {
     "early_exit": {"exit_layer": 1},
     "prophet": {"width": 16, "depth": 3},
     "linear_prophet": {"depth": 3},
+    "eagle": {"depth": 3},
     "eagle3": {"depth": 3, "draft_vocab_size": 40},
     "medusa": {"depth": 3, "num_blocks": 2},
     "block": {"block_size": 4, "num_layers": 1},

@@ -8,6 +8,7 @@ from paceline.core.registry import Registry
 DRAFT_HEADS = Registry(
     "head",
     {
+        "eagle": "paceline.draft_heads.eagle:EagleHead",
         "eagle3": "paceline.draft_heads.eagle3:Eagle3Head",
         "block": "paceline.draft_heads.block:BlockHead",
         "early_exit": "paceline.draft_heads.early_exit:EarlyExitHead",

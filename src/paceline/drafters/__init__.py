@@ -22,6 +22,7 @@ DRAFTERS = Registry(
         "slem": "paceline.drafters.slem:SlemDrafter",
         "prophet": "paceline.drafters.prophet:ProphetDrafter",
         "linear_prophet": "paceline.drafters.linear_prophet:LinearProphetDrafter",
+        "eagle": "paceline.drafters.eagle:EagleDrafter",
         "eagle3": "paceline.drafters.eagle3:Eagle3Drafter",
         "medusa": "paceline.drafters.medusa:MedusaDrafter",
         "block": "paceline.drafters.block:BlockDrafter",
