@@ -12,6 +12,7 @@ from paceline.bench.tree_search import advise_tree
 from paceline.cli import run
 from paceline.draft_heads.files import save_head
 from paceline.drafters.block import BlockDrafter
+from paceline.drafters.eagle import EagleDrafter
 from paceline.drafters.eagle3 import Eagle3Drafter
 from paceline.drafters.early_exit import EarlyExitDrafter
 from paceline.drafters.hydra import HydraDrafter
@@ -35,9 +36,10 @@ KINDS = {
     "hydra": HydraDrafter,
     "mlp_speculator": MLPSpeculatorDrafter,
     "block": BlockDrafter,
+    "eagle": EagleDrafter,
     "eagle3": Eagle3Drafter,
 }
-EAGER = ("eagle3",)  # heads that the CPU kernel does not run
+EAGER = ("eagle", "eagle3")  # heads that the CPU kernel does not run
 SIZES = {"early_exit": {"exit_layer": 1}, "block": {"block_size": 4}, "eagle3": {"draft_vocab_size": 40}}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 PROMPT = [7, 3, 5, 7, 3, 5, 7]

@@ -31,6 +31,7 @@ KINDS = {
     "hydra": dict(num_blocks=2),
     "mlp_speculator": dict(tied=True),
     "block": dict(block_size=4),
+    "eagle": dict(),
     "eagle3": dict(draft_vocab_size=40),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)

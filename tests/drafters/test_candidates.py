@@ -17,7 +17,18 @@ from tests.harness import decoder_for, expected, follows, guessable_target, requ
 
 K = 3
 PROMPTS = ([5, 9, 2], [1], [8, 8, 8, 8, 8, 8], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5])
-KINDS = ("model", "early_exit", "prophet", "linear_prophet", "medusa", "mlp_speculator", "block", "eagle3", "ngram")
+KINDS = (
+    "model",
+    "early_exit",
+    "prophet",
+    "linear_prophet",
+    "medusa",
+    "mlp_speculator",
+    "block",
+    "eagle",
+    "eagle3",
+    "ngram",
+)
 
 
 class InTurn(Plan):

@@ -26,6 +26,7 @@ SERVED = {
     "hydra": {"depth": 3},
     "mlp_speculator": {"depth": 3, "tied": True},
     "block": {"block_size": 4, "num_layers": 1},
+    "eagle": {"depth": 3},
     "eagle3": {"depth": 3, "draft_vocab_size": 40},
 }
 

@@ -9,6 +9,7 @@ DRAFT_HEADS = Registry(
     "head",
     {
         "block": "paceline.draft_heads.block:BlockHead",
+        "eagle": "paceline.draft_heads.eagle:EagleHead",
         "eagle3": "paceline.draft_heads.eagle3:Eagle3Head",
         "early_exit": "paceline.draft_heads.early_exit:EarlyExitHead",
         "hydra": "paceline.draft_heads.hydra:HydraHead",

@@ -26,6 +26,7 @@ DRAFTERS = Registry(
         "hydra": "paceline.drafters.hydra:HydraDrafter",
         "mlp_speculator": "paceline.drafters.mlp_speculator:MLPSpeculatorDrafter",
         "block": "paceline.drafters.block:BlockDrafter",
+        "eagle": "paceline.drafters.eagle:EagleDrafter",
         "eagle3": "paceline.drafters.eagle3:Eagle3Drafter",
     },
     group="paceline.drafters",

@@ -7,6 +7,7 @@ EXAMPLES = {
     "dflash": ("block", BLOCK),
     "dspark": ("block", dict(**SPARK, anchor_first=True)),
     "dspark_specforge": ("block", SPARK),
+    "eagle": ("eagle", dict(num_kv_heads=2, num_heads=4)),
     "eagle3": ("eagle3", dict(taps=(2, 1, 3), draft_vocab_size=24, fc_norm="each")),
     "eagle3_deepspec": ("eagle3", dict(taps=(1, 0, 2, 3), qk_norm=True)),
     "hydra": ("hydra", dict(num_blocks=3, shared_blocks=True, head_bias=True)),

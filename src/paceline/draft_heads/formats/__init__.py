@@ -8,6 +8,7 @@ FORMATS = Registry(
         "dflash": "paceline.draft_heads.formats.dflash:DFlashFormat",
         "dspark": "paceline.draft_heads.formats.dspark:DeepSpecFormat",
         "dspark_specforge": "paceline.draft_heads.formats.dspark:SpecForgeDSparkFormat",
+        "eagle": "paceline.draft_heads.formats.eagle:EagleFormat",
         "eagle3": "paceline.draft_heads.formats.eagle3:SafeAILabEagle3Format",
         "eagle3_deepspec": "paceline.draft_heads.formats.eagle3:DeepSpecEagle3Format",
         "hydra": "paceline.draft_heads.formats.hydra:HydraFormat",

@@ -1,0 +1,100 @@
+"""The EAGLE head of the first two papers: predicts the target's own feature of the next token (2401.15077, 2406.16858).
+
+HASS (2408.15766) is the same head, trained on drafts of several steps. B rows, n pairs, A anchors, D depths, H hidden
+size, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Self, final
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from paceline.draft_heads.base import DraftHeadConfig
+from paceline.draft_heads.pair import PairConfig, PairHead, fill
+from paceline.models.native.decoder import DecoderLM
+
+
+class EagleConfig(PairConfig):
+    """What an EAGLE head is; the defaults are those of its paper, whose training has a depth of 1."""
+
+    depth: int = Field(default=3, ge=1)
+    depth_decay: float = Field(default=1.0, gt=0, le=1)
+    tap: int | None = Field(default=None, ge=0)  # the hidden state that is its feature; None: after the last layer
+    normalized: bool = True  # by the target's final norm
+    fc_bias: bool = True
+    first_norm: bool = False  # of what the first layer reads
+    feature_weight: float = Field(default=1.0, ge=0)  # of the distance to the target's feature in the loss
+
+    @property
+    def auxiliary_weights(self) -> Mapping[str, float]:
+        return {"feature": self.feature_weight}
+
+
+@final
+class EagleHead(PairHead):
+    """``fc`` [H, 2 H] joins a token's embedding and a feature; layers make the next feature of it.
+
+    A feature is what the target's LM head reads, and so are the head's: it has neither a norm nor an LM head of its
+    own. Its loss has the smooth L1 distance between its features and the target's beside that of distributions.
+    """
+
+    kind: ClassVar[str] = "eagle"
+    Config: ClassVar[type[DraftHeadConfig]] = EagleConfig
+
+    def __init__(self, config: EagleConfig, target: DecoderLM, decoder: DecoderLM) -> None:
+        super().__init__()
+        self.config = self.sizes = self.options = config
+        self.decoder = decoder
+        self.num_layers, self.target_vocab = target.num_layers, target.vocab_size
+        self.tap = target.num_layers if config.tap is None else config.tap
+        if self.tap > target.num_layers:
+            raise ValueError(f"tap={self.tap}: the target has {target.num_layers} layers, so give 0 to that many")
+        size = target.config.hidden_size
+        self.fc = nn.Linear(2 * size, size, bias=config.fc_bias)
+        self._norm = (target.norm,)  # in a tuple, so that it is not a submodule
+
+    @classmethod
+    def make(cls, config: DraftHeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
+        assert isinstance(config, EagleConfig)
+        blocks = replace(config.decoder(target.config), tied_head=target.head is None)
+        with torch.device("meta"):
+            decoder = DecoderLM(blocks)
+            decoder.norm = nn.Identity()
+            if not config.first_norm:
+                decoder.blocks[0].attention_norm = nn.Identity()
+            head = cls(config, target, decoder)
+        decoder.embed, decoder.head = target.embed, target.head
+        fill(head, target, generator)
+        return head
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return (self.tap,)
+
+    @property
+    def own(self) -> dict[str, nn.Module]:
+        """The parts that are not the target's."""
+        return {"fc": self.fc, "blocks": self.decoder.blocks}
+
+    def feature(self, hidden: Mapping[int, Tensor]) -> Tensor:
+        """The hidden state, as the target's LM head reads it."""
+        state = hidden[self.tap]
+        return self._norm[0](state) if self.options.normalized else state
+
+    def pair(self, feature: Tensor, tokens: Tensor) -> Tensor:
+        """Embedding and feature, joined: [B, n, H]."""
+        embedded = self.decoder.embed(tokens.flatten()).view(*tokens.shape, -1)
+        return self.fc(torch.cat((embedded.to(feature.dtype), feature), dim=-1))
+
+    def feedback(self, out: Tensor) -> Tensor:
+        """What comes out is the feature."""
+        return out
+
+    def auxiliary(self, features: Tensor, known: Tensor, position: Tensor) -> Mapping[str, Tensor] | None:
+        """The distance of each drafted feature to the target's at the same position."""
+        at = position.flatten(1)[..., None].expand(-1, -1, known.shape[-1])
+        goal = known.detach().gather(1, at).view_as(features)
+        return {"feature": nn.functional.smooth_l1_loss(features, goal, reduction="none").mean(-1)}

@@ -1,0 +1,116 @@
+"""A head that predicts the target's next feature (EAGLE-1 and 2, HASS)."""
+
+import math
+
+import pytest
+import torch
+
+from paceline.draft_heads.eagle import EagleConfig, EagleHead
+from paceline.drafters.eagle import EagleDrafter
+from paceline.drafters.tree.shapes import Confident, Topology
+from tests import tiny as models
+from tests.drafters.last_states import overfitted
+from tests.drafters.pairs import DEEPEST, check_cache, check_parity, randomised
+from tests.harness import expected, request, run
+
+SEED = 5
+FLOOR = 2.5  # mean acceptance length on the conformance prompts, greedy
+
+
+def new_head(target, *, seed=0, **options):
+    config = EagleConfig(**{"norm_eps": target.config.norm_eps, **options})
+    return EagleHead.make(config, target, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def echo(target, noise=0.0, **options):
+    """A head that computes the target from the newest token, where that alone decides the next, with noise.
+
+    It passes the embedding on, its attention adds nothing, and its feed-forwards are the target's; the target's norm is
+    but a factor.
+    """
+    head = new_head(target, num_layers=target.num_layers, **options)
+    own = {name: torch.zeros_like(tensor) for name, tensor in head.own_state().items()}
+    size = target.config.hidden_size
+    own["fc.weight"][:, :size] = torch.eye(size)
+    generator = torch.Generator().manual_seed(SEED)
+    for index, block in enumerate(target.blocks):
+        for name, tensor in block.named_parameters():
+            if name.startswith("ffn"):
+                drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+                own[f"blocks.{index}.{name}"] = tensor + noise * tensor.std() * drawn
+    head.load_own_state(own)
+    return head
+
+
+@torch.no_grad()
+def tiny(target):
+    if target.config.rotary is None:
+        return EagleDrafter(head=new_head(target))
+    return EagleDrafter(head=echo(target, 0.03))
+
+
+def guessable_target():
+    return models.looping_target()
+
+
+OPTIONS = {
+    "as published": {},
+    "before the target's norm": {"normalized": False, "tap": 2},
+    "norm of its input": {"first_norm": True, "fc_bias": False},
+    "two layers": {"num_layers": 2, "attention_bias": True, "num_heads": 2, "head_dim": 16, "ffn_size": 40},
+}
+SHAPES = {
+    "chain": None,
+    "bushy": Topology(((0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (0, 0, 0))),
+    "confident": Confident(num_drafted=7, depth=3, width=2),
+}
+
+
+def head_of(name, target=None):
+    return randomised(new_head(target or models.target()[1], depth=DEEPEST, **OPTIONS[name]))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_draft_logits_equal_training_logits(options):
+    assert check_parity(EagleDrafter(head=head_of(options))) == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("shape", ["bushy", "confident"])
+def test_draft_logits_of_trees_equal_training_logits(shape):
+    assert {1, 2} <= check_parity(EagleDrafter(head=head_of("as published"), shape=SHAPES[shape]))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_cache_is_of_the_targets_features_at_verified_tokens(shape):
+    check_cache(EagleDrafter(head=head_of("as published"), shape=SHAPES[shape]))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_outputs_are_the_references_whatever_the_head_says(options, shape):
+    asked = [request([7, 3, 5, 1][: 1 + i], max_tokens=16, temperature=0.8 * (i % 2), seed=i) for i in range(4)]
+    result = run(EagleDrafter(head=head_of(options), shape=SHAPES[shape]), "coupled", asked, k=3)
+    assert result.texts == [expected(one) for one in asked]
+
+
+def test_an_output_that_it_was_trained_on_takes_the_fewest_steps():
+    _, target = models.target()
+    head = new_head(target, depth=4)
+    prompt, length, loss = overfitted(head, target, steps=150, rate=0.005)
+    assert loss < 0.1
+    result = run(EagleDrafter(head=head), "coupled", [request(prompt, max_tokens=length)], k=3)
+    assert result.steps <= math.ceil(length / 4) + 1
+    assert result.summary.acceptance_rate > 0.9
+
+
+def test_trees_keep_more_than_chains_and_change_no_output():
+    model, target = guessable_target()
+    asked = [request([7, 3, 5][: 1 + i], max_tokens=30) for i in range(3)]
+    kept = []
+    for one in (None, Confident(num_drafted=10, depth=3, width=4)):
+        drafter = EagleDrafter(head=echo(target, 0.1), shape=one)
+        result = run(drafter, "coupled", asked, target=target, k=3)
+        assert result.texts == [expected(r, model) for r in asked]
+        kept.append(result.summary.mean_acceptance_length)
+    assert kept[1] > kept[0] + 0.1
