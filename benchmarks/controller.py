@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from benchmarks.even_decoding import decode_evenly, flat
+from benchmarks.even_decoding import CONTROL, PLAIN, decode_sides, flat
 from benchmarks.study import (
     Draft,
     Precision,
@@ -40,12 +40,12 @@ from paceline.api.drafter_like import DrafterLike
 from paceline.api.prompts import encode
 from paceline.bench.columns import Column, Section, grouped
 from paceline.bench.raw import RawFile, Record
-from paceline.bench.statistics import Estimate, is_void, pooled_ratio
+from paceline.bench.statistics import Estimate, pooled_ratio
 from paceline.bench.suites import prompts_of
 from paceline.core.plan import Fixed
 from paceline.kernels.cpu.instruction_set import current_set
 
-PLAIN, CONTROL, AUTO = "plain", "control", "auto"
+AUTO = "auto"
 LONGEST_PROMPT = 512
 SIZE = (4.8, 4.2)  # inches of a panel
 USELESS = "useless"  # a draft model of random weights
@@ -102,28 +102,16 @@ def measure_cells(
         }
         num_prompts = max(cell.batch_size, num_parts if cell.batch_size == 1 else cell.batch_size)
         prompts = [encode(target, text) for text in prompts_of(cell.suite, num_prompts, seed=0)]
-        taken: dict[str, list[list[float]]] = {name: [] for name in lengths}
-        steps: dict[str, int] = {}
-        for repeat in range(-1, timing.repeats):  # the first is a warm-up
-            for name in lengths:
-                taken[name].append([])
-            for at in range(0, len(prompts), cell.batch_size):
-                order = list(lengths) if (repeat + at) % 2 == 0 else list(reversed(lengths))
-                done = decode_evenly(
-                    {name: partial(_engine, cell, target, drafters[cell.drafter], lengths[name]) for name in order},
-                    prompts[at : at + cell.batch_size],
-                    [_params(cell, at + row) for row in range(cell.batch_size)],
-                    clock=timing.clock,
-                )
-                different = [name for name, one in done.items() if one.tokens != done[PLAIN].tokens]
-                if different:
-                    raise RuntimeError(f"{cell.name}: {', '.join(different)} wrote other tokens; please report it")
-                for name, one in done.items():
-                    taken[name][-1].append(one.seconds)
-                    steps[name] = one.summary.steps
-        taken = {name: repeats[1:] for name, repeats in taken.items()}
-        void = is_void([pooled(taken, PLAIN, CONTROL).value])
-        raw.append({**identity, "void": void, "seconds": taken, "steps": steps})
+        sides = decode_sides(
+            {name: partial(_engine, cell, target, drafters[cell.drafter], one) for name, one in lengths.items()},
+            prompts,
+            [_params(cell, seed) for seed in range(num_prompts)],
+            what=cell.name,
+            batch_size=cell.batch_size,
+            timing=timing,
+        )
+        steps = {name: repeats[-1][-1].summary.steps for name, repeats in sides.decoded.items()}
+        raw.append({**identity, "void": sides.void, "seconds": sides.seconds, "steps": steps})
 
 
 def _engine(cell: Cell, target: Loaded, drafter: DrafterLike, length: NumDraftTokens) -> Engine:

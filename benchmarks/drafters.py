@@ -5,7 +5,7 @@ the others. Draft lengths are chosen as they are for users, so where a drafter d
 No drafter remembers texts from one repeat to the next.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
@@ -13,7 +13,7 @@ from statistics import median
 from typing import Annotated, Any, ClassVar
 
 from benchmarks.decoders import longest
-from benchmarks.even_decoding import decode_evenly, flat
+from benchmarks.even_decoding import CONTROL, PLAIN, decode_sides, flat, total
 from benchmarks.study import (
     Draft,
     Precision,
@@ -38,12 +38,12 @@ from paceline.api.drafter_like import DrafterLike
 from paceline.api.prompts import encode
 from paceline.bench.columns import Column, Section, grouped
 from paceline.bench.raw import RawFile, Record
-from paceline.bench.statistics import Estimate, is_void, pooled_ratio
+from paceline.bench.statistics import Estimate, pooled_ratio
 from paceline.bench.suites import prompts_of
 from paceline.core.stats import Summary
 from paceline.kernels.cpu.instruction_set import current_set
 
-PLAIN, CONTROL, TOGETHER = "plain", "control", "all suites"
+TOGETHER = "all suites"
 MIXTURES = ("auto", "auto + model")
 COPYING = ("ngram", "suffix", "copy")
 
@@ -108,34 +108,20 @@ def measure(
     for cell, identity in missing(raw, cells, run_cells("drafters", run), say):
         prompts = [encode(target, text) for text in prompts_of(cell.suite, max(num_prompts, cell.batch_size), seed=0)]
         length = longest(prompts) + cell.max_tokens
-        sides: dict[str, DrafterLike] = {PLAIN: None, **drafters, CONTROL: None}
-        taken: dict[str, list[list[float]]] = {name: [] for name in sides}
-        summaries: dict[str, Summary] = {}
-        drafting: dict[str, list[float]] = {name: [] for name in sides}  # shares, of each part
-        for repeat in range(-1, timing.repeats):  # the first is a warm-up
-            summaries.clear()
-            for name in sides:
-                taken[name].append([])
-            for at in range(0, len(prompts), cell.batch_size):
-                order = list(sides) if (repeat + at) % 2 == 0 else list(reversed(sides))
-                done = decode_evenly(
-                    {name: partial(_engine, cell, target, sides[name], length) for name in order},
-                    prompts[at : at + cell.batch_size],
-                    [SamplingParams(max_tokens=cell.max_tokens, temperature=0.0, ignore_eos=True)] * cell.batch_size,
-                    clock=timing.clock,
-                )
-                different = [name for name, one in done.items() if one.tokens != done[PLAIN].tokens]
-                if different:
-                    raise RuntimeError(f"{cell.name}: {', '.join(different)} wrote other tokens; please report it")
-                for name, one in done.items():
-                    taken[name][-1].append(one.seconds)
-                    drafting[name].append(one.drafting)
-                    summaries[name] = summaries[name] + one.summary if name in summaries else one.summary
-        taken = {name: repeats[1:] for name, repeats in taken.items()}
-        void = is_void([pooled_ratio(flat(taken[PLAIN]), flat(taken[CONTROL])).value])
-        counted = {name: asdict(summary) for name, summary in summaries.items()}
-        shares = {name: median(parts) for name, parts in drafting.items()}
-        raw.append({**identity, "void": void, "seconds": taken, "summaries": counted, "drafting": shares})
+        made: dict[str, DrafterLike] = {PLAIN: None, **drafters, CONTROL: None}
+        sides = decode_sides(
+            {name: partial(_engine, cell, target, drafter, length) for name, drafter in made.items()},
+            prompts,
+            [SamplingParams(max_tokens=cell.max_tokens, temperature=0.0, ignore_eos=True)] * len(prompts),
+            what=cell.name,
+            batch_size=cell.batch_size,
+            timing=timing,
+        )
+        counted = {name: asdict(total(one.summary for one in repeats[-1])) for name, repeats in sides.decoded.items()}
+        shares = {
+            name: median(one.drafting for parts in repeats for one in parts) for name, repeats in sides.decoded.items()
+        }
+        raw.append({**identity, "void": sides.void, "seconds": sides.seconds, "summaries": counted, "drafting": shares})
 
 
 def _engine(cell: Cell, target: Loaded, drafter: DrafterLike, max_length: int) -> Engine:
@@ -151,7 +137,7 @@ def lines_of(cells: Sequence[Record], suite: str) -> list[Line]:
     found: list[Line] = []
     for name in names:
         best = min(single, key=lambda one: sum(seconds[one])) if name in MIXTURES and single else None
-        summary = _total(cell["summaries"][name] for cell in cells)
+        summary = total(Summary(**cell["summaries"][name]) for cell in cells)
         found.append(
             Line(
                 suite=suite,
@@ -299,8 +285,3 @@ class DrafterStudy(Study):
         return drawing.draw_panels(
             panels, size=(4.4 * len(places), 4.6), title=title, caption=caption, columns=len(places)
         )
-
-
-def _total(records: Iterable[Mapping[str, Any]]) -> Summary:
-    first, *others = (Summary(**record) for record in records)
-    return sum(others, first)

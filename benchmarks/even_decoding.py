@@ -5,14 +5,19 @@ differ by more than what is to be seen. Turns are not single steps: after anothe
 which costs those more that take more steps.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from random import Random
 
+from benchmarks.study import Timing
 from paceline.api import Engine, Result, SamplingParams, Stream
+from paceline.bench.statistics import is_void, pooled_ratio
 from paceline.core.stats import Summary
 
 TURN = 8  # tokens of a row
+PLAIN, CONTROL = "plain", "control"  # sides of the same work: where they differ by over 3 %, the machine was not quiet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +65,65 @@ def decode_evenly(
         name: Decoded(
             seconds=seconds[name],
             tokens=tuple(result.token_ids for result in found),
-            summary=sum((result.stats.summary for result in found[1:]), found[0].stats.summary),
+            summary=total(result.stats.summary for result in found),
             drafting=_share_of_drafting(found),
         )
         for name, found in results.items()
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """What every side took and wrote of every part, repeat by repeat; the first repeat is a warm-up."""
+
+    decoded: Mapping[str, Sequence[Sequence[Decoded]]]
+
+    @property
+    def seconds(self) -> dict[str, list[list[float]]]:
+        """Of every part of every timed repeat."""
+        return {
+            name: [[part.seconds for part in parts] for parts in repeats[1:]] for name, repeats in self.decoded.items()
+        }
+
+    @property
+    def void(self) -> bool:
+        """Whether the machine was not quiet."""
+        seconds = self.seconds
+        return is_void([pooled_ratio(flat(seconds[PLAIN]), flat(seconds[CONTROL])).value])
+
+
+def decode_sides(
+    make: Mapping[str, Callable[[], Engine]],
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    *,
+    what: str,
+    batch_size: int,
+    timing: Timing,
+) -> Sides:
+    """Decode ``prompts`` evenly with every side, ``PLAIN`` and ``CONTROL`` among them, a part of a batch at a time.
+
+    Raises RuntimeError, which names ``what`` is decoded, if one writes other tokens than ``PLAIN``.
+    """
+    decoded: dict[str, list[list[Decoded]]] = {name: [] for name in make}
+    for repeat in range(-1, timing.repeats):
+        for parts in decoded.values():
+            parts.append([])
+        for at in range(0, len(prompts), batch_size):
+            part = slice(at, at + batch_size)
+            order = list(make)[:: 1 if (repeat + at) % 2 == 0 else -1]
+            done = decode_evenly({name: make[name] for name in order}, prompts[part], params[part], clock=timing.clock)
+            different = [name for name, one in done.items() if one.tokens != done[PLAIN].tokens]
+            if different:
+                raise RuntimeError(f"{what}: {', '.join(different)} wrote other tokens; please report it")
+            for name, one in done.items():
+                decoded[name][-1].append(one)
+    return Sides(decoded)
+
+
+def total(summaries: Iterable[Summary]) -> Summary:
+    """Of all."""
+    return reduce(add, summaries)
 
 
 def flat(parts: Sequence[Sequence[float]]) -> list[float]:

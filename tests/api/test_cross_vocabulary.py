@@ -2,10 +2,11 @@
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, pipeline
 
 import paceline
 from paceline import hf
@@ -128,29 +129,67 @@ def test_vllms_key_asks_for_the_intersection(target, others):
     assert isinstance(build_drafter({**config, "model": str(pair().draft)}, target=target), ModelDrafter)
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_assistant_tokenizers_are_honoured(others, do_sample):
-    model = AutoModelForCausalLM.from_pretrained(pair().target)
-    assistant = AutoModelForCausalLM.from_pretrained(others["byte level"])
-    for one in (model, assistant):  # as models that come from no directory
+@pytest.fixture
+def of_transformers(others):
+    """A model and an assistant that come from no directory, with their tokenizers."""
+    folders = pair().target, others["byte level"]
+    models = [AutoModelForCausalLM.from_pretrained(folder) for folder in folders]
+    for one in models:
         one.config._name_or_path = ""
-    own, other = (
-        PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-        for folder in (pair().target, others["byte level"])
-    )
+    return *models, *(PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")) for folder in folders)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("way", ["call", "patched call", "patch"])
+def test_assistant_tokenizers_are_honoured(of_transformers, do_sample, way):
+    model, assistant, own, other = of_transformers
     ids = torch.tensor([own.encode("def add(")])
     options = dict(max_new_tokens=20, do_sample=do_sample, eos_token_id=None)
     torch.manual_seed(3)
     plain = hf.generate(model, ids, **options)
+    drafting = dict(assistant_model=assistant, tokenizer=own, assistant_tokenizer=other)
+    if way == "patch":
+        call, drafting = hf.patch(model, **drafting).generate, {}
+    else:
+        call = hf.patch(model).generate if way == "patched call" else partial(hf.generate, model)
     torch.manual_seed(3)
-    drafted = hf.generate(
-        model,
-        ids,
-        assistant_model=assistant,
-        tokenizer=own,
-        assistant_tokenizer=other,
-        return_dict_in_generate=True,
-        **options,
-    )
+    drafted = call(ids, **drafting, return_dict_in_generate=True, **options)
     assert drafted.sequences.tolist() == plain.tolist()
     assert sum(drafted.statistics[0].drafted) > 0
+
+
+def test_a_call_with_another_drafter_leaves_the_tokenizer_of_the_patched_one(of_transformers):
+    model, assistant, own, other = of_transformers
+    hf.patch(model, assistant_model=assistant, tokenizer=own, assistant_tokenizer=other)
+    ids, options = torch.tensor([own.encode("def add(")]), dict(max_new_tokens=20, eos_token_id=None, do_sample=False)
+    plain = hf.generate(model, ids, **options).tolist()
+    for chosen in (dict(assistant_model="none"), dict(prompt_lookup_num_tokens=3)):
+        assert model.generate(ids, **chosen, **options).tolist() == plain
+    text = own.decode(plain[0][-6:])
+    stopped = model.generate(ids, stop_strings=[text], **options)  # by the tokenizer of the patch
+    assert stopped.tolist() == [plain[0][: len(stopped[0])]] and text in own.decode(stopped[0])
+
+
+def test_pipelines_give_a_patched_model_both_tokenizers(of_transformers):
+    model, assistant, own, other = of_transformers
+    given = []
+    hf.patch(model)
+    patched, model.generate = model.generate, lambda *args, **kwargs: given.append(kwargs) or patched(*args, **kwargs)
+    options = dict(do_sample=False, max_new_tokens=20, pad_token_id=0)
+    with_assistant = pipeline("text-generation", model=model, tokenizer=own)
+    with_assistant.assistant_model, with_assistant.assistant_tokenizer = assistant, other
+    found = with_assistant("def add(", **options)
+    assert given[0]["assistant_tokenizer"] is other
+    del model.generate
+    assert found == pipeline("text-generation", model=model, tokenizer=own)("def add(", **options)
+
+
+def test_an_assistants_tokenizer_that_cannot_be_used_is_refused_by_the_patch(of_transformers):
+    model, assistant, own, other = of_transformers
+    with pytest.raises(ValueError, match=r"have different vocabularies|compared without a tokenizer"):
+        hf.patch(model, assistant_model=assistant)
+    with pytest.raises(ValueError, match="tokenizer of type NoneType: with assistant_tokenizer"):
+        hf.patch(model, assistant_model=assistant, assistant_tokenizer=other)
+    with pytest.raises(ValueError, match="needs an assistant_model that is loaded"):
+        hf.patch(model, assistant_model="ngram", tokenizer=own, assistant_tokenizer=other)
+    assert "generate" not in vars(model)

@@ -18,6 +18,11 @@ SMALL = {
         *PAIR,
         *"--dtype float64 --batch 1,2 --k 2 --suite prose --num-prompts 2 --max-tokens 9 --repeats 3".split(),
     ),
+    "controller": (
+        *PAIR,
+        *"--dtype float32 --suites prose --batch 1,2 --temperatures 0.8 --k 2 --max-tokens 8".split(),
+        *"--num-parts 2 --repeats 2".split(),
+    ),
     "drafters": (*PAIR, *"--dtype float32 --suites code --num-prompts 1 --max-tokens 8 --repeats 2".split()),
     "gpu": (*PAIR, *"--device cpu --parameters 0.5M --dtype float64 --max-tokens 6 --batch 1,2 --k 2".split()),
     "resume": (*PAIR[:2], *"--exit 1,2 --batch 1,3 --context 9 --k 2 --num-steps 3 --dtype float64".split()),

@@ -25,8 +25,18 @@ COMMITTED = {
     "benchmarks/verifiers-cost": "verifier-cost",
     "benchmarks/verifiers-embedded": "verifier-ranking",
 }
-KEPT = ("batched", "drafters", "gpu", "resume", "sampling-cost", "scaling", "verifier-cost", "verifier-ranking")
-MODELS = ("batched", "drafters", "gpu", "verifier-ranking")
+KEPT = (
+    "batched",
+    "controller",
+    "drafters",
+    "gpu",
+    "resume",
+    "sampling-cost",
+    "scaling",
+    "verifier-cost",
+    "verifier-ranking",
+)
+MODELS = ("batched", "controller", "drafters", "gpu", "verifier-ranking")
 
 
 def report_of(raw, folder):
@@ -67,6 +77,8 @@ def test_every_study_has_help(study, capsys):
         ("batched", ["--max-tokens", 600], "context of 512"),
         ("batched", ["--batch", 3], "2 prompts and batch size 3"),
         ("batched", ["--runtime", "gpu"], "known are eager, kernel"),
+        ("controller", ["--suites", "novel"], "unknown suite 'novel'"),
+        ("controller", ["--drafters", "medusa"], "known are model, ngram and useless"),
         ("drafters", ["--suites", "novel"], "unknown suite 'novel'"),
         ("drafters", ["--drafters", "medusa"], "known are ngram"),
         ("drafters", ["--repeats", 1], "repeats=1: give at least 2"),

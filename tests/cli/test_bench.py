@@ -17,6 +17,7 @@ from paceline.bench.sweep import Cell, run_sweep
 from paceline.cli import run
 from paceline.cli.numbers import read_counts
 from paceline.draft_heads.files import save_head
+from paceline.engine.copy_plans import MAX_COPIED_TOKENS
 from paceline.kernels.cpu.compile import this_architecture
 from paceline.kernels.cpu.instruction_set import available_sets, current_set
 from paceline.models.fingerprint import fingerprint as fingerprint_of
@@ -92,6 +93,36 @@ def test_heads_are_timed_under_their_own_names(raw, tmp_path, capsys):
     capsys.readouterr()
     assert bench(raw, "--drafter", folders[0], "--drafter", folders[1]) == 2
     assert "another draft head has the same name" in capsys.readouterr().err
+
+
+def test_a_head_may_have_a_plus_in_its_name(raw, tmp_path):
+    target, folder = load(pair().target, device="cpu").lm, tmp_path / "copy+ours"
+    save_head(make("prophet", target), folder, target_name="target", fingerprint=fingerprint_of(target))
+    assert bench(raw, "--drafter", folder, "--k", "2") == 0
+    (record,) = cells_of(raw)
+    assert (record["cell"]["drafter"], record["cell"]["num_draft_tokens"]) == ("copy+ours", 2)
+    assert sum(record["texts"][0]["counts"]["drafted"]) > 0
+
+
+def test_drafters_are_written_as_everywhere(raw, tmp_path):
+    folder = tmp_path / "a+b"
+    folder.symlink_to(pair().draft, target_is_directory=True)
+    single = [
+        "layer_skip:on_the_fly=true,ratio=0.3",
+        f"model:{folder} < ngram",
+        f"model:{folder} x2 + ngram",
+        str(folder),
+    ]
+    listed = [f"copy+model:{folder} < ngram", "copy+model"]
+    options = [word for name in single + listed for word in ("--drafter", name)]
+    assert bench(raw, "--k", "2", *options) == 0
+    found = {record["cell"]["drafter"]: record for record in cells_of(raw)}
+    assert {name: record["cell"]["num_draft_tokens"] for name, record in found.items()} == {
+        **dict.fromkeys(single, 2),
+        **dict.fromkeys(listed, MAX_COPIED_TOKENS),
+    }
+    for name, record in found.items():
+        assert sum(record["texts"][0]["counts"]["drafted"]) > 0, name
 
 
 def test_running_it_again_measures_what_is_missing(raw):
@@ -268,6 +299,11 @@ def test_the_grid_as_it_is_fits_the_embedded_pair(raw, monkeypatch):
         (("--temperature", "-1"), "--temperature -1"),
         (("--temperature", "warm"), "--temperature warm"),
         (("--drafter", "oracle"), "--drafter oracle: known here are"),
+        (("--drafter", "none"), "--drafter none: known here are"),
+        (("--drafter", "copy+oracle"), "--drafter oracle: known here are"),
+        (("--drafter", "layer_skip:on_the_fly=perhaps"), "on_the_fly=perhaps"),
+        (("--drafter", "model:no/model/here < ngram"), "no/model/here"),
+        (("--drafter", "ngram < ngram"), "cannot be drafted for: only a draft model can"),
         (("--grid",), "--grid with --k or --max-tokens"),
         (("--suite", "novel"), "unknown suite 'novel'"),
         (("--suite", "code", "--questions", "file"), "give one of them"),

@@ -243,8 +243,16 @@ def test_only_rows_that_copied_are_caught_up_with():
     """A row that gained nothing from copies is drafted for as in any other step: its draft model reads no chunks."""
     _, target = tiny.target()
     asked = requests(([5, 9, 2], [7, 3]))
-    drafter = CandidateDrafters([HostDrafting(Said(asked)), ModelDrafter(lm=target)])
+    model, chunks = ModelDrafter(lm=target), []
+    prepare = model.prepare
+
+    def watched(batch, depth):
+        chunks.append(model.catch_up)
+        prepare(batch, depth)
+
+    model.prepare = watched
     plan = SomeCopy(1, lambda step, row: row == 1, rows=2)
+    drafter = CandidateDrafters([HostDrafting(Said(asked)), model])
     decoder = decoder_for(drafter, "coupled", target=target, rows=2, plan=plan)
     decoder.admit(asked, range(2))
     accepted = []
@@ -252,5 +260,21 @@ def test_only_rows_that_copied_are_caught_up_with():
         decoder.step()
         report = decoder.results()
         accepted.append(report.num_accepted[0])
-        assert drafter.drafters[1].catch_up == []
+    assert chunks and not any(chunks)
     assert (accepted[:4] == [3, 2, 3, 2] and report.num_drafted[1] == 7) or report.finish[1]
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_rows_that_were_drafted_for_by_others_for_long_are_caught_up_with_whole(beside):
+    """Else the target's own copy would not be accepted whole; ``beside`` another row that it drafts for, or not."""
+    _, target = tiny.target()
+    asked = requests(([5, 9, 2], [7, 3]))
+    drafter = CandidateDrafters([HostDrafting(Said(asked)), ModelDrafter(lm=target)])
+    plan = SomeCopy(1, lambda step, row: beside and step <= 4 and row == 0, rows=2)
+    decoder = decoder_for(drafter, "coupled", target=target, rows=2, plan=plan)
+    decoder.admit(asked, range(2))
+    for step in range(5):
+        plan.drafter = int(beside or step == 4)
+        decoder.step()
+        report = decoder.results()
+    assert report.num_accepted[0] == report.num_drafted[0] >= 2

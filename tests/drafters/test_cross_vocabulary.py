@@ -235,7 +235,17 @@ def test_prefixes_are_shared_in_the_drafts_own_lengths():
         decoder.results()
     wanted = [request([*prompt, 9, LACKED[2]], max_tokens=15), request([*prompt[:11], 44], max_tokens=15)]
     prefixes = [Prefix(row=0, length=len(prompt)), Prefix(row=0, length=11)]
+    shared, admit = [], drafter.reader.admit
+
+    def noting(cache, admission):
+        view = admit(cache, admission)
+        shared.append(view.length.tolist())
+        return view
+
+    drafter.reader.admit = noting
     decoder.admit(wanted, [1, 2], prefixes)
+    spelled = [len(drafter.vocab_map.spell(prompt[: prefix.length])) for prefix in prefixes]
+    assert shared == [spelled] and spelled[0] > len(prompt), "no token of a prefix is read again"
     check_cache(decoder, drafter)
     result = finish(decoder, rows=[1, 2], prompts=[one.tokens for one in wanted])
     assert result.texts == [expected(one) for one in wanted]

@@ -5,8 +5,11 @@ import math
 import pytest
 import torch
 
+from paceline.api import Engine, SamplingParams
 from paceline.core.guidance import Guidance
+from paceline.core.plan import Plan
 from paceline.core.request import Request
+from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.drafters.layer_skip import LayerSkipDrafter
 from paceline.drafters.sublayer_search import OnTheFly, Proposals, as_numbers, as_skipped
@@ -16,7 +19,8 @@ from paceline.models.adapter.lm import adapt
 from paceline.models.backend import fastest
 from paceline.models.sublayers import SkippedSublayers, format_layers, parse_layers
 from tests import tiny as models
-from tests.engine.wrapped import Counted
+from tests.api.engines import bare
+from tests.engine.wrapped import Counted, Wrapped
 from tests.harness import Alternating, decoder_for, expected, finish, planned_step, request, run
 
 FLOOR = 1.7  # mean acceptance length on the conformance prompts, greedy
@@ -246,13 +250,91 @@ def test_the_matchness_of_the_whole_target_is_1():
 def test_the_search_ends_after_its_budget():
     drafter, _, _ = searching(OnTheFly(window=4, every=1, budget=3, ratio=0.3))
     assert drafter.search.done and drafter.search.num_tried <= 4
-    assert drafter.host_state == ()
+    assert drafter.host_state == drafter.sublayers
 
 
 def test_a_search_is_not_recorded():
     drafter, _, _ = searching(OnTheFly(window=30, every=100))
     assert drafter.host_state is None
     assert LayerSkipDrafter(sublayers=SOME).host_state == ()
+
+
+class Noted(Wrapped):
+    """The whole target and what is left of it, which note the shapes of what they read."""
+
+    def __init__(self, lm, read=None):
+        super().__init__(lm)
+        self.read = [] if read is None else read
+
+    def __call__(self, tree, cache, **options):
+        self.read.append(tuple(tree.tokens.shape))
+        return self.lm(tree, cache, **options)
+
+    def without(self, skipped):
+        return Noted(self.lm.without(skipped), self.read)
+
+
+class Letting(Plan):
+    """Drafts 3 tokens, or none, and lets the drafter search, or not, in turns of (depth, searches)."""
+
+    max_draft_tokens = 3
+
+    def __init__(self, *turns):
+        self.turns, self.asked = turns, 0
+
+    def __call__(self):
+        depth, searches = self.turns[self.asked % len(self.turns)]
+        self.asked += 1
+        return StepPlan(depth, searches=searches)
+
+
+def trials(plan, *, steps):
+    """How often the window was read in each step."""
+    target, options = Noted(models.target()[1]), OnTheFly(window=5, every=1, ratio=0.3)
+    decoder = decoder_for(LayerSkipDrafter(sublayers=SOME, on_the_fly=options), "coupled", target=target, plan=plan)
+    decoder.admit([request([8] * 6, max_tokens=60)], [0])
+    found = []
+    for _ in range(steps):
+        target.read.clear()
+        decoder.step()
+        found.append(target.read.count((1, 5)))
+    return found
+
+
+def test_a_plan_stops_the_search():
+    """Also where a step without a draft, or of a plan that does not let it, is the one in which a trial is due."""
+    assert sum(trials(Letting((3, False)), steps=16)) == 0
+    assert sum(trials(Letting((0, True)), steps=40)) == 0
+    assert sum(trials(Letting((3, True)), steps=16)) > 8
+    found = trials(Letting((3, False), (0, True), (3, False), (3, True)), steps=24)
+    assert sum(found[3::4]) > 3 and sum(found) == sum(found[3::4])
+
+
+def test_the_search_waits_until_the_controller_has_paid_for_it():
+    """The first trial would come within the first drafts otherwise."""
+    drafter = LayerSkipDrafter(sublayers=NOTHING, on_the_fly=OnTheFly(window=8, every=1, ratio=0.3))
+    target = Noted(models.target()[1])
+    engine = Engine(bare(target), drafter=drafter, batch_size=1, max_length=60)
+    [result] = engine.generate([PROMPTS[3]], SamplingParams(max_tokens=40, temperature=0, ignore_eos=True))
+    assert sum(result.stats.drafted) > 8
+    assert target.read.count((1, 8)) == 0
+
+
+def test_a_step_that_may_search_is_not_recorded_and_others_are_by_their_set():
+    drafter = LayerSkipDrafter(sublayers=SOME, on_the_fly=QUICK)
+    decoder = decoder_for(drafter, "coupled", rows=1, k=3)
+    decoder.admit(asked()[:1], [0])
+    for plan, state in (
+        (StepPlan(3), None),
+        (StepPlan(0), SOME),
+        (StepPlan(3), None),
+        (StepPlan(3, searches=False), SOME),
+    ):
+        decoder.begin_step(plan)
+        assert drafter.host_state == state
+    decoder.begin_step(StepPlan(3))
+    drafter.stand_by(decoder.batch, 4)
+    assert drafter.host_state == SOME
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "block", "recursive"])

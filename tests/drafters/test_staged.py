@@ -38,16 +38,17 @@ def tiny(target):
 
 
 class Counted:
-    """An LM that counts the forwards that have something to score, and checks that ids are its own."""
+    """An LM that counts the forwards that have something to score, and the tokens of every row that it is given."""
 
     def __init__(self, lm):
-        self.lm, self.num_forwards, self.num_calls = lm, 0, 0
+        self.lm, self.num_forwards, self.num_calls, self.sizes = lm, 0, 0, []
 
     def __getattr__(self, name):
         return getattr(self.lm, name)
 
     def __call__(self, tree, cache, **options):
         self.num_calls += 1
+        self.sizes.append(tree.num_nodes)
         self.num_forwards += bool(tree.valid[:, options.get("start", 0) :].any())
         return self.lm(tree, cache, **options)
 
@@ -223,6 +224,22 @@ def test_prompts_that_are_read_late_are_read_whole(length):
         decoder.step()
         assert decoder.results().num_accepted == ([3, 3] if number >= 3 else [0, 0])
     assert all(stage.stats.summary().acceptance_rate == 1.0 for stage in staged.stages)
+
+
+def test_what_an_inner_drafter_has_missed_is_read_for_the_first_of_its_drafts_alone():
+    """It drafts a token at a time here, so several times in a step."""
+    _, target = models.target()
+    inner = Counted(target)
+    staged = StagedDrafter(
+        draft=ModelDrafter(lm=target), inner=ModelDrafter(lm=inner), num_inner_tokens=1, max_forwards=2
+    )
+    decoder = decoder_for(staged, "coupled", rows=2, plan=Later(4), max_length=80)
+    decoder.admit([request([1 + at % 7 for at in range(30)], max_tokens=30), request([5, 9])], [0, 1])
+    for number in range(6):
+        inner.sizes.clear()
+        decoder.step()
+        assert inner.sizes == [[], [], [], [64, 3, 3], [3, 3], [3, 3]][number]
+    assert decoder.results().num_accepted == [4, 4]
 
 
 @pytest.mark.parametrize("vocab", [models.VOCAB - 6, models.VOCAB + 6])

@@ -15,7 +15,7 @@ class Machine:
     ``growth`` is what each further node adds to a forward, ``draft`` what each drafted token takes, and ``missed`` what
     a drafter takes to read one that it missed, in plain steps; of several drafters, one for each. ``draft_growth`` is
     what a further row adds to a drafted token. ``noise`` spreads times, and one step in ``disturbed`` takes five times
-    as long.
+    as long. ``search`` is what a drafter takes, in plain steps, where the plan lets it search.
     """
 
     def __init__(
@@ -32,9 +32,11 @@ class Machine:
         disturbed=None,
         seed=0,
         slowdown=None,
+        search=0.0,
     ):
         self.plan, self.rows, self.growth, self.draft_growth = plan, rows, growth, draft_growth
         self.draft, self.missed = draft if isinstance(draft, list) else [draft], missed
+        self.search, self.num_searches = search, 0
         self.by_drafter = [0] * len(self.draft)  # steps with a draft
         self.unverified = unverified  # nodes beside each row's draft
         self.noise, self.disturbed, self.slowdown = noise, disturbed, slowdown or (lambda position: 1.0)
@@ -83,7 +85,9 @@ class Machine:
         )
         drafting *= factor * PLAIN
         target = seconds - drafting
-        self.seconds += seconds
+        searching = factor * PLAIN * self.search if plan.searches and max(depths) else 0.0
+        self.num_searches += searching > 0
+        self.seconds += seconds + searching
         plain = self.step_seconds(len(running)) * self.slowdown(min(length))
         tokens = [[0] * (accepted[row] + 1) if row in running else [] for row in range(self.rows)]
         for row in running:
@@ -106,7 +110,13 @@ class Machine:
                 no_draft=[NoDraft.DRAFTED if depth else NoDraft.OFF for depth in depths],
                 origins=tokens,
                 logprobs=[[]] * self.rows,
-                seconds=PhaseSeconds(draft=drafting, score=0.85 * target, decide=0.1 * target, rest=0.05 * target),
+                seconds=PhaseSeconds(
+                    draft=searching + drafting,
+                    score=0.85 * target,
+                    decide=0.1 * target,
+                    rest=0.05 * target,
+                    search=searching,
+                ),
             )
         )
 

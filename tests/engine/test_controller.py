@@ -16,7 +16,7 @@ from paceline.engine.exploration import LESSONS
 from paceline.engine.goodput import Goodput
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
 from paceline.engine.row_state import RowState
-from tests.engine.machine import Machine
+from tests.engine.machine import PLAIN, Machine
 from tests.harness import request
 
 # What a node adds to a forward, a drafted token takes, and a missed one, in plain steps.
@@ -417,3 +417,51 @@ def test_acceptance_is_of_each_depth_and_of_the_request():
         fresh.counts.add(num_accepted=4 if number % 2 else 0, depth=4, keep=fresh.KEEP)
     fresh.refresh()
     assert fresh.rates[0] == pytest.approx(0.5, abs=0.02) and min(fresh.rates[1:]) > 0.95
+
+
+WINDOW = 32  # tokens that the drafter reads for a search
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.9])
+@pytest.mark.parametrize("search", [1.0, 6.0, 20.0])
+def test_a_search_takes_a_fiftieth_of_the_time(search, acceptance):
+    """Whether drafting pays or not, and however much dearer it is than expected; the last one may not be paid yet."""
+    machine = serve(
+        controller(num_search_nodes=WINDOW),
+        lambda *_: acceptance,
+        num_tokens=512,
+        requests=20,
+        search=search,
+        draft=0.5,
+    )
+    assert machine.num_searches > 0
+    assert (machine.num_searches - 1) * search * PLAIN <= 0.02 * machine.plain_seconds
+    assert acceptance == 0.0 or machine.num_searches * search > 0.005 * machine.seconds / PLAIN, "it makes use of it"
+
+
+def test_no_search_before_its_cost_is_saved():
+    """A forward of so many tokens is expected to take more than three plain steps."""
+    machine = serve(controller(num_search_nodes=WINDOW), lambda *_: 0.9, num_tokens=128, requests=1, search=6.0)
+    assert sum(machine.by_drafter) > 8 and machine.num_searches == 0
+
+
+def test_a_drafter_that_does_not_search_is_not_let():
+    machine = serve(controller(), lambda *_: 0.9, requests=12, search=6.0)
+    assert sum(machine.by_drafter) > 64 and machine.num_searches == 0
+
+
+def test_what_a_search_takes_is_no_part_of_what_drafting_costs():
+    """Nor of how fast the machine is; but it is of the speed that is told."""
+    known = [Knowledge() for _ in range(2)]
+    for one, search in zip(known, (0.0, 20.0), strict=True):
+        one.probes.search.open(0.0)
+        plan = controller(num_search_nodes=WINDOW, knowledge=one)
+        machine = serve(plan, lambda *_: 1.0, num_tokens=3, requests=1, search=search)
+        assert machine.by_drafter == [1] and machine.num_searches == (search > 0)
+    first, second = (one.costs.draft.known[2, 0] for one in known)
+    assert second == pytest.approx(first)
+    assert known[1].costs.level == pytest.approx(known[0].costs.level)
+    plan = controller(num_search_nodes=WINDOW)
+    machine = serve(plan, lambda *_: 0.8, num_tokens=512, requests=20, search=20.0)
+    assert machine.num_searches > 1
+    assert plan.speed.drafted == pytest.approx(machine.tokens / machine.seconds, rel=0.02)

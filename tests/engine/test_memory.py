@@ -7,9 +7,13 @@ import torch
 
 from paceline.api import Engine
 from paceline.core.cache import SlotCache
+from paceline.drafters.candidates import CandidateDrafters
+from paceline.drafters.layer_skip import LayerSkipDrafter
 from paceline.drafters.none import NoDrafter
+from paceline.drafters.sublayer_search import OnTheFly
 from paceline.engine import memory
-from paceline.engine.memory import GIB, check_memory, fitting_rows, row_bytes, weight_bytes
+from paceline.engine.memory import GIB, check_memory, extra_bytes, fitting_rows, row_bytes, weight_bytes
+from paceline.models.sublayers import SkippedSublayers
 from tests import tiny
 from tests.api.engines import bare
 from tests.drafters.test_model import tiny as model_drafter
@@ -25,7 +29,14 @@ def free(monkeypatch):
     return give
 
 
-@pytest.mark.parametrize("make", [lambda target: NoDrafter(), model_drafter], ids=["none", "model"])
+def searching(target):
+    """A drafter that takes a row of the target's cache beside the others."""
+    return LayerSkipDrafter(sublayers=SkippedSublayers(), on_the_fly=OnTheFly(window=4))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda target: NoDrafter(), model_drafter, searching], ids=["none", "model", "searching"]
+)
 def test_row_bytes_cover_the_caches_that_are_really_allocated(make, monkeypatch):
     _, target = tiny.target()
     drafter = make(target)
@@ -41,7 +52,8 @@ def test_row_bytes_cover_the_caches_that_are_really_allocated(make, monkeypatch)
     each = row_bytes(target, drafter, max_length=60, num_draft_tokens=4)
     nodes = drafter.max_nodes(4)
     rest = 8 * 60 + 3 * nodes * target.vocab_size * 4
-    assert sum(allocated) <= 3 * (each - rest) <= sum(allocated) * 1.1
+    counted = 3 * (each - rest) + extra_bytes(target, drafter, max_length=60, num_draft_tokens=4)
+    assert sum(allocated) <= counted <= sum(allocated) * 1.1
 
 
 def test_rows_that_do_not_fit_are_refused_with_the_number_that_would(free):
@@ -56,6 +68,22 @@ def test_rows_that_do_not_fit_are_refused_with_the_number_that_would(free):
             check_memory(target, NoDrafter(), rows=fitting + 1, **options)
         assert str(caught.value).startswith("weights 3.00 GiB (loaded) + ")
         assert str(caught.value).endswith(f"lower batch_size to {fitting}")
+
+
+def test_a_row_that_a_drafter_takes_beside_those_of_the_target_is_counted_once(free):
+    _, target = tiny.target()
+    drafter, options = searching(target), dict(max_length=50, num_draft_tokens=3)
+    each, extra = row_bytes(target, drafter, **options), extra_bytes(target, drafter, **options)
+    assert each == row_bytes(target, LayerSkipDrafter(sublayers=SkippedSublayers()), **options)
+    free(4 * each + extra)
+    check_memory(target, drafter, rows=4, weights=0, **options)
+    free(4 * each + extra - 1)
+    with pytest.raises(ValueError, match=r"lower batch_size to 3$"):
+        check_memory(target, drafter, rows=4, weights=0, **options)
+    free(2 * (4 * each + extra))
+    assert fitting_rows(target, drafter, most=16, **options) == 4
+    several = CandidateDrafters([drafter, searching(target), NoDrafter()])
+    assert extra_bytes(target, several, **options) == 2 * extra
 
 
 def test_if_no_row_fits_the_error_asks_for_shorter_sequences(free):

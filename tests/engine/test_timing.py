@@ -28,9 +28,21 @@ def test_each_phase_has_the_time_since_the_mark_before_it(times):
     assert timer.seconds() == PhaseSeconds(draft=1.0, score=2.0, decide=0.5, rest=6.5)
 
 
+def test_a_search_is_a_part_of_drafting(times):
+    times += [10.0, 10.75, 11.0, 13.0, 13.5, 20.0]
+    timer = HostTimer()
+    timer.mark_search()
+    for _ in range(3):
+        timer.mark()
+    seconds = timer.seconds()
+    assert seconds == PhaseSeconds(draft=1.0, score=2.0, decide=0.5, rest=6.5, search=0.75)
+    assert seconds.without_search == PhaseSeconds(draft=0.25, score=2.0, decide=0.5, rest=6.5)
+    assert seconds.total == 10.0
+
+
 def test_phases_add_up():
-    one, other = PhaseSeconds(draft=1.0, score=2.0), PhaseSeconds(score=3.0, decide=4.0, rest=5.0)
-    assert one + other == PhaseSeconds(draft=1.0, score=5.0, decide=4.0, rest=5.0)
+    one, other = PhaseSeconds(draft=1.0, score=2.0, search=0.5), PhaseSeconds(score=3.0, decide=4.0, rest=5.0)
+    assert one + other == PhaseSeconds(draft=1.0, score=5.0, decide=4.0, rest=5.0, search=0.5)
     assert (one + other).total == 15.0
 
 

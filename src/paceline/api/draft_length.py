@@ -137,5 +137,6 @@ def _controller(
         knowledge=known,
         ends_early=drafter.ends_early,
         postpones=postpones,
+        num_search_nodes=drafter.num_search_nodes,
         timed=timed,
     )

@@ -1,37 +1,80 @@
-"""Drafters of cells by what a user writes: a name, one with options, "auto", or several. Builds none."""
+"""Drafters of cells by what a user writes: a name, options, stages, a directory, "auto", or several. Builds none."""
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Final
 
 from paceline.api.automatic import AUTO
-from paceline.api.drafter_files import is_drafter_file, read_drafter_file
-from paceline.api.named import name_of, read_named
+from paceline.api.drafter_like import check_drafter
+from paceline.api.named import name_of
+from paceline.api.stages import is_made_of_drafters, read_drafter_parts
+from paceline.bench.trees import MODEL
 from paceline.drafters import DRAFTERS
+from paceline.models.directory import check_path
 
-JOINT: Final = "+"  # between the drafters of a list
+JOINT: Final = re.compile(r"(?<!\s)\+(?!\s)")  # between the drafters of a list; with spaces around it is a cascade's
+
+WITH_PLUS: Final = re.compile(r"\bmodel:([^\s=]*\+\S*)")
 
 
-def chooses_lengths(text: str) -> bool:
+def chooses_lengths(text: str, known: Collection[str]) -> bool:
     """Whether what ``text`` names chooses its draft lengths itself, in every step: "auto" and lists do."""
-    return text == AUTO or (JOINT in text and not is_drafter_file(text))
+    return text == AUTO or (JOINT.search(text) is not None and len(drafters_of(text, known)) > 1)
 
 
 def drafters_of(text: str, known: Collection[str]) -> list[str]:
     """The drafters that ``text`` lists, such as "copy+suffix:max_tokens=0"; one if it is no list.
 
-    ``known`` are names of drafters; those that are registered may have options, and "auto" is known always. Raises
-    ValueError for an unknown name, and for options that its drafter does not have.
+    ``known`` are names of drafters and heads, which may contain a plus; others may be what ``paceline.generate`` takes
+    as text, but for "none". A plus that belongs to a directory is none between drafters. Raises ValueError for an
+    unknown name, for options that its drafter does not have, for a directory without a model, and for a draft length
+    among the options.
     """
-    if text in known or text == AUTO or (is_drafter_file(text) and read_drafter_file(text)):
-        return [text]
-    parts = text.split(JOINT)
-    for part in parts:
-        if part in known or part == AUTO:
-            continue
-        if name_of(part) not in known or name_of(part) not in DRAFTERS:
-            raise ValueError(
-                f"--drafter {text}: known here are {', '.join([*known, AUTO])}, and lists such as copy+suffix; model "
-                "needs --draft DIR; a draft head is given by its directory, yours by FILE.py:NAME"
-            )
-        read_named(DRAFTERS, part)
-    return parts
+    parts = JOINT.split(text)
+    found = _listed(parts, known)
+    if found is None:
+        for part in [text] if Path(text).is_dir() else parts:
+            _check(part, known)
+    return found or parts
+
+
+def _listed(parts: Sequence[str], known: Collection[str]) -> list[str] | None:
+    """``parts`` as drafters, of which some are of several parts, the longest first; None if they are none."""
+    if not parts:
+        return []
+    for end in range(len(parts), 0, -1):
+        first = "+".join(parts[:end])
+        if _is_one(first, known):
+            rest = _listed(parts[end:], known)
+            if rest is not None:
+                return [first, *rest]
+    return None
+
+
+def _is_one(text: str, known: Collection[str]) -> bool:
+    try:
+        _check(text, known)
+    except ValueError:
+        return False
+    return True
+
+
+def _check(text: str, known: Collection[str]) -> None:
+    """Raise ValueError for what is no drafter."""
+    if text in known or text == AUTO:
+        return
+    for path in WITH_PLUS.findall(text):  # which no id of the Hub has
+        check_path(Path(path))
+    if is_made_of_drafters(text):
+        count = read_drafter_parts(text).num_draft_tokens
+        if count is not None:
+            raise ValueError(f"--drafter {text}: num_speculative_tokens={count}: leave it out; --k gives draft lengths")
+    elif name_of(text) not in DRAFTERS and Path(text).is_dir():
+        check_path(text)
+    elif text == MODEL or name_of(text) == "none" or not check_drafter(text):
+        raise ValueError(
+            f"--drafter {text}: known here are {', '.join([*known, AUTO])}, and lists such as copy+suffix; model "
+            "needs --draft DIR; a draft head is given by its directory, another draft model by model:DIR, yours by "
+            "FILE.py:NAME"
+        )

@@ -107,14 +107,20 @@ class ModelBench:
         if num_nodes is None:
             if cell.drafter in self.heads:
                 return self.heads[cell.drafter]
-            listed = drafters_of(cell.drafter, [*DRAFTERS, MODEL])
-            return draft if cell.drafter == MODEL else listed if len(listed) > 1 else cell.drafter
+            listed = [
+                draft if one == MODEL and draft is not None else one for one in drafters_of(cell.drafter, self._known)
+            ]
+            return listed if len(listed) > 1 else listed[0]
         assert draft is not None
         shape = shape_of(num_nodes, cell.num_draft_tokens)
         return DRAFTERS.find("model")(lm=runnable(draft), shape=shape)
 
+    @property
+    def _known(self) -> list[str]:
+        return [*DRAFTERS, MODEL, *self.heads]
+
     def _decoding(self, name: str, cell: Cell, *, drafts: bool) -> Configuration:
-        count = "auto" if chooses_lengths(cell.drafter) else cell.num_draft_tokens
+        count = "auto" if chooses_lengths(cell.drafter, self._known) else cell.num_draft_tokens
         with within(cell.isa):
             made = decoding(
                 name,

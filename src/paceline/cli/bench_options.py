@@ -29,8 +29,8 @@ class CellOptions:
 
     drafters: Annotated[tuple[str, ...], Parameter(name="--drafter")] = ()
     """Drafter by name, with options if wanted (suffix:max_tokens=0), auto, several that take turns (copy+suffix),
-    FILE.py:NAME for one of your own, or the directory of a draft head; may be repeated. The draft model, called model,
-    and ngram by default."""
+    stages ("model:DIR < ngram"), FILE.py:NAME for one of your own, or the directory of a draft head; may be repeated.
+    The draft model, called model, and ngram by default."""
     num_draft_tokens: Annotated[str | None, Parameter(name="--k")] = None
     """Draft tokens per step, such as 1,2,4 or 1-8."""
     batch_sizes: Annotated[str, Parameter(name="--batch")] = "1"
@@ -79,11 +79,11 @@ class CellOptions:
         known = [*named, *([MODEL] if drafts else []), *heads]
         for name in drafters:
             drafters_of(name, known)
-        once = [(name, MAX_COPIED_TOKENS) for name in dict.fromkeys(drafters) if chooses_lengths(name)]
+        once = [(name, MAX_COPIED_TOKENS) for name in dict.fromkeys(drafters) if chooses_lengths(name, known)]
         temperatures = read_numbers(self.temperatures, option="--temperature", such_as="0,0.8")
         lengths, tokens = (GRID_DRAFT_TOKENS, GRID_MAX_TOKENS) if self.grid else (DRAFT_TOKENS, MAX_TOKENS)
         return Axes(
-            drafters=[name for name in dict.fromkeys(drafters) if not chooses_lengths(name)],
+            drafters=[name for name in dict.fromkeys(drafters) if not chooses_lengths(name, known)],
             num_draft_tokens=read_counts(self.num_draft_tokens or lengths, option="--k"),
             batch_sizes=read_counts(self.batch_sizes, option="--batch"),
             temperatures=list(dict.fromkeys(temperatures)),

@@ -26,7 +26,8 @@ class StepPlan:
     ``depths`` limits each row to as many tokens or fewer (None: all may use all). ``off`` says why rows that are
     limited to 0 have no draft, ``explored`` are rows whose depth was chosen to learn something, and ``turn`` is a note
     of the plan that comes back with the result. ``stop`` ends chains early (None: never). ``copies`` are drafts of the
-    host by row, where the plan chose them (None: the drafter chooses). Plans that differ in these alone do the same
+    host by row, where the plan chose them (None: the drafter chooses). ``searches`` lets the drafter try, before it
+    drafts, whether it could draft better (Drafter.num_search_nodes). Plans that differ in these alone do the same
     operations, but for whether there is a ``stop``.
 
     With ``num_copied`` rows of two kinds stand in one tree: those of ``copies``, chains of at most so many tokens,
@@ -42,6 +43,7 @@ class StepPlan:
     drafter: int = 0  # which of several candidates drafts
     num_copied: int = 0
     copies: Mapping[int, HostDraft] | None = field(default=None, compare=False)
+    searches: bool = field(default=True, compare=False)
 
     def depth_of(self, row: int) -> int:
         """The most tokens that ``row`` may draft."""
@@ -90,6 +92,7 @@ class PhaseSeconds:
     score: float = 0.0
     decide: float = 0.0
     rest: float = 0.0  # on the host: reading results, until the step was done
+    search: float = 0.0  # of ``draft``: before drafting began, in a step whose plan ``searches``
 
     @property
     def total(self) -> float:
@@ -102,7 +105,13 @@ class PhaseSeconds:
             score=self.score + other.score,
             decide=self.decide + other.decide,
             rest=self.rest + other.rest,
+            search=self.search + other.search,
         )
+
+    @property
+    def without_search(self) -> "PhaseSeconds":
+        """The same step, had its drafter not searched."""
+        return PhaseSeconds(draft=self.draft - self.search, score=self.score, decide=self.decide, rest=self.rest)
 
 
 @final

@@ -59,10 +59,12 @@ class Drafter(ABC):
     postpones: bool = False  # whether ``postpone`` leaves prompts to be read with the first draft
     on_host: bool = False  # whether it drafts on the host before the step, from the results of all former ones
     copies: bool = False  # whether it copies text that is there, so that a long draft costs no more than a short one
+    num_extra_rows: int = 0  # rows of the target's cache that it takes beside those of the target
     # Whether its drafts depend on more than the row's own request, such as the neighbours or what it decoded before.
     needs_same_tokens: bool = False
     ends_early: bool = False  # whether it ends chains by batch.early_stop
     num_unverified: int = 0  # nodes of Tree.unverified but its root, in every step in which it is asked
+    num_search_nodes: int = 0  # tokens that it reads to try another way to draft, where ``plan.searches``; 0: none
     accepts_other_tokens: bool = (
         False  # whether ``observe`` may be given a chain with other tokens than those that it proposed
     )

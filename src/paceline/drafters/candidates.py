@@ -42,6 +42,8 @@ class CandidateDrafters(Drafter):
         self.on_host = any(one.on_host for one in drafters)
         self.needs_same_tokens = any(one.needs_same_tokens for one in drafters)
         self.accepts_other_tokens = all(one.accepts_other_tokens for one in drafters)
+        self.num_search_nodes = max(one.num_search_nodes for one in drafters)
+        self.num_extra_rows = sum(one.num_extra_rows for one in drafters)
         counts = [len(one.origins) for one in drafters]
         self._first_origin = [sum(counts[:at]) for at in range(len(counts))]
         self._chosen = self._num_copied = 0

@@ -45,6 +45,9 @@ class CascadeDrafter(Drafter):
         self.draws = (first.draws | rest.draws) & DRAWS
         self.origins = (*first.origins, *rest.origins)
         self.nests, self.on_host = first.nests, first.on_host
+        self.num_search_nodes = max(first.num_search_nodes, rest.num_search_nodes)
+        self.num_extra_rows = first.num_extra_rows + rest.num_extra_rows
+        self.needs_same_tokens = first.needs_same_tokens or rest.needs_same_tokens
         self.postpones = first.postpones and rest.postpones
         self._goes_on = False  # whether the second drafter takes part in the step
 
@@ -94,11 +97,11 @@ class CascadeDrafter(Drafter):
 
     def begin_step(self, batch: Batch, plan: StepPlan) -> None:
         """Prepare those that draft."""
-        most = plan.num_draft_tokens
-        self.first.begin_step(batch, StepPlan(min(self.num_first, most), plan.depths))
+        most, own = plan.num_draft_tokens, StepPlan(0, plan.depths, searches=plan.searches)
+        self.first.begin_step(batch, replace(own, num_draft_tokens=min(self.num_first, most)))
         self._goes_on = most > self.num_first
         if self._goes_on or not most:
-            self.rest.begin_step(self.stage.batch, StepPlan(max(0, most - self.num_first), plan.depths))
+            self.rest.begin_step(self.stage.batch, replace(own, num_draft_tokens=max(0, most - self.num_first)))
         else:
             self.rest.stand_by(self.stage.batch, 1 + most)
 

@@ -48,12 +48,15 @@ class LayerSkipDrafter(GrowingDrafter):
         super().__init__(lm=None, shape=shape, draws=draws)
         self.given, self.on_the_fly = sublayers, on_the_fly
         self.needs_same_tokens = on_the_fly is not None
+        if on_the_fly is not None:
+            self.num_search_nodes, self.num_extra_rows = on_the_fly.window, 1  # the search has a cache of its own
         self.search: SublayerSearch | None = None
+        self._searches = False  # whether it may search in the step
 
     @property
     def host_state(self) -> Hashable:
-        """None while the set may change: a recorded step would run the former one."""
-        return () if self.search is None or self.search.done else None
+        """The set that a search has chosen, which a recorded step runs; None where it may be changed in the step."""
+        return () if self.search is None else None if self._searches else self.search.best
 
     @property
     def own_model(self) -> None:
@@ -89,10 +92,17 @@ class LayerSkipDrafter(GrowingDrafter):
         self.cache = context.cache  # whose length is the target's: only verification commits
 
     def begin_step(self, batch: Batch, plan: StepPlan) -> None:
-        """Search on for a better set, now and then."""
+        """Search on for a better set, now and then, in steps with a draft whose plan lets it."""
         super().begin_step(batch, plan)
-        if self.search is not None and plan.num_draft_tokens and self.search.step(batch):
-            self.lm = self._without(self.context, self.search.best)
+        self._searches = False
+        if self.search is not None and plan.num_draft_tokens:
+            self._searches = plan.searches and not self.search.done
+            if self.search.step(batch, may_try=plan.searches):
+                self.lm = self._without(self.context, self.search.best)
+
+    def stand_by(self, batch: Batch, num_tokens: int) -> None:
+        """It does not search."""
+        self._searches = False
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """The prompts are in the target's cache."""

@@ -71,10 +71,12 @@ class ModelDrafter(GrowingDrafter):
 
     @property
     def host_state(self) -> Hashable:
-        return tuple(self.catch_up), bool(self.skipped)
+        return self.catch_up, bool(self.skipped)
 
     def resume(self, host_state: Hashable) -> None:
-        """The step is done: rows that were drafted for have caught up."""
+        """The step is done, or about to be done again: rows that are drafted for catch up in what is left of chunks."""
+        assert isinstance(host_state, tuple)
+        self.catch_up, _ = host_state
         self._caught_up()
 
     def begin_step(self, batch: Batch, plan: StepPlan) -> None:
@@ -83,15 +85,15 @@ class ModelDrafter(GrowingDrafter):
         for row in self.skipped:
             self.lags[row] += plan.most_gained(row) * self.max_pieces
         lag = max([0, *(lag for row, lag in enumerate(self.lags) if row not in self.skipped)])
-        self.catch_up: list[int] = []
+        self.catch_up: tuple[int, ...] = ()
         while lag > self.ordinary_lag and plan.num_draft_tokens:
-            self.catch_up.append(next((size for size in CATCH_UP if size >= lag - self.ordinary_lag), CATCH_UP[-1]))
-            lag -= self.catch_up[-1]
+            size = next((size for size in CATCH_UP if size >= lag - self.ordinary_lag), CATCH_UP[-1])
+            self.catch_up, lag = (*self.catch_up, size), lag - size
 
     def stand_by(self, batch: Batch, num_tokens: int) -> None:
         """All rows fall back by what they may gain."""
         self.lags = [lag + num_tokens * self.max_pieces for lag in self.lags]
-        self.skipped, self.catch_up = range(len(self.lags)), []
+        self.skipped, self.catch_up = range(len(self.lags)), ()
 
     def check_target(self, context: DrafterContext) -> None:
         reads, given = self.lm.context_inputs, context.target.context_inputs
@@ -122,7 +124,7 @@ class ModelDrafter(GrowingDrafter):
             self.cache = guided.new_view(context.rows, capacity)
         # The host's bounds on the tokens that each row has yet to read, the root included.
         self.lags = [self.ordinary_lag] * context.rows
-        self.catch_up = []
+        self.catch_up = ()
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Read the prompts up to their roots, each from where its own cache ends."""
@@ -147,10 +149,11 @@ class ModelDrafter(GrowingDrafter):
             self.lags[row] = len(request.tokens) + self.ordinary_lag
 
     def prepare(self, batch: Batch, depth: int) -> None:
-        """Read all unread tokens but the last ``ordinary_lag`` at most."""
+        """Read all unread tokens but the last ``ordinary_lag`` at most; once, however many drafts a step asks for."""
         self.sequence = self.vocab_map.sequence(batch.tokens[:, : batch.max_length])
         for size in self.catch_up:  # the root is read later, with the logits after it
             read_next(self.reader, self.cache, self._next(size), (self._num_unread(batch) - 1).clamp(0, size))
+        self.catch_up = ()
 
     def num_known(self, batch: Batch) -> Tensor:
         return self.sequence.length(batch.length)

@@ -27,9 +27,9 @@ SAMPLES = 24  # sets that it chooses from
 class OnTheFly:
     """Options of the search: ``ratio`` of all sub-layers is skipped, but none of the first and last layer.
 
-    After ``every`` steps one set is tried, on the last ``window`` tokens of the row that has generated most. The search
-    ends when a set's matchness is above ``enough``, or after ``budget`` trials. Raises ValueError for what is no share
-    or below 1.
+    After ``every`` drafted steps, or as soon as the plan lets it, one set is tried, on the last ``window`` tokens of
+    the row that has generated most. The search ends when a set's matchness is above ``enough``, or after ``budget``
+    trials. Raises ValueError for what is no share or below 1.
     """
 
     ratio: float = 0.45
@@ -68,6 +68,7 @@ class SublayerSearch:
         self.matchness: float | None = None  # of the best, when it was tried last
         self.cache = context.target.new_cache(1, context.cache.capacity).view()
         self.num_tried = self.num_steps = 0
+        self._due = False
         self.seen: tuple[int, int] | None = None  # row and length of the last window
 
     @property
@@ -76,11 +77,16 @@ class SublayerSearch:
         found = self.matchness is not None and self.matchness > self.options.enough
         return found or self.num_tried >= self.options.budget or not self.proposals.count
 
-    def step(self, batch: Batch) -> bool:
-        """Try one set where it is time for that; whether ``best`` is another one now. Waits for the device."""
+    def step(self, batch: Batch, *, may_try: bool) -> bool:
+        """Try one set where it is time for that, and if it may; whether ``best`` is another one now.
+
+        A trial waits for the device.
+        """
         self.num_steps += 1
-        if self.done or self.num_steps % self.options.every:
+        self._due = self._due or self.num_steps % self.options.every == 0
+        if self.done or not (self._due and may_try):
             return False
+        self._due = False
         lengths, active = integers(batch.length), integers(batch.active.long())
         generated = {
             row: lengths[row] - len(request.tokens)

@@ -10,6 +10,7 @@ budget, which bounds what a useless drafter costs.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import final
@@ -27,7 +28,7 @@ from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
 from paceline.engine.planning import make_plan
 from paceline.engine.probes import Probes
 from paceline.engine.row_state import RowState
-from paceline.engine.watch import Speed
+from paceline.engine.watch import Speed, SpeedCount
 
 WARM_UP = 4  # plain steps after a draft, of which the last one tells the cost
 SETTLED = 8  # drafted steps between two decisions, or as many as there are rows
@@ -45,7 +46,8 @@ class Controller(Plan):
     ``num_nodes`` (None: chains) are the nodes of a draft by its depth, from 0, ``num_unverified`` of them whatever is
     drafted. ``knowledge`` (None: nothing) is where it starts from and what it adds to. With ``ends_early`` chains end
     where the draft's own confidence says that the next token does not pay; with ``postpones`` the drafter may read
-    prompts later. Without ``timed`` no clock and no other row matters. Raises ValueError below 1 draft token.
+    prompts later. A drafter that searches reads ``num_search_nodes`` for it (engine/search_budget). Without ``timed``
+    no clock and no other row matters, and there is no search. Raises ValueError below 1 draft token.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Controller(Plan):
         knowledge: Knowledge | None = None,
         ends_early: bool = False,
         postpones: bool = False,
+        num_search_nodes: int = 0,
         timed: bool = True,
     ) -> None:
         if max_draft_tokens < 1:
@@ -80,9 +83,10 @@ class Controller(Plan):
         self._planning = 0.0  # seconds that the next drafted step was planned for
         self._pending: list[StepResult] = []  # that nothing was learnt from
         self._look = 1  # of so many
-        self._plan = StepPlan(0, off=NoDraft.SLOWER)
-        self._seconds = self._plain_seconds = 0.0  # of all steps, and as they would be without drafts
-        self._tokens = 0
+        self._plan = StepPlan(0, off=NoDraft.SLOWER, searches=False)
+        self._count = SpeedCount()
+        if num_search_nodes and timed:
+            self._probes.search.open(self.knowledge.costs.of(1, num_search_nodes))
 
     @property
     def max_draft_tokens(self) -> int:
@@ -125,7 +129,8 @@ class Controller(Plan):
             started = perf_counter()
             self._decide()
             self._planning += perf_counter() - started
-        return self._plan
+        searches = self._plan.num_draft_tokens and self._probes.search.take()
+        return replace(self._plan, searches=True) if searches else self._plan
 
     def observe(self, result: StepResult) -> None:
         """Keep what the step cost and gained until there is something to decide: looked at together, results take less
@@ -208,14 +213,14 @@ class Controller(Plan):
         self._steps += 1
         self._drafted_steps += 1
         self.knowledge.exploration.count()
-        plain, costs, seconds = self._plain_cost(num_running), self.knowledge.costs, result.seconds
+        plain, costs, seconds = self._plain_cost(num_running), self.knowledge.costs, result.seconds.without_search
         self._probes.earn(1, plain)
         if self._timed and (sample or missed or costs.score.measured(nodes, num_running - 1) < WARM):
             costs.observe(StepWork(num_running, nodes, deepest, drafted), seconds, missed=missed)
+        if plan.searches:
+            self._probes.search.spend(result.seconds.search / costs.level)
         per_row, plain_seconds, choice = result.num_tokens / num_running, plain * costs.level, self._choice
-        self._tokens += result.num_tokens
-        self._seconds += seconds.total
-        self._plain_seconds += plain_seconds * per_row
+        self._count.add(result.num_tokens, result.seconds.total, plain_seconds=plain_seconds * per_row)
         if self._timed and choice is not None and not plan.explored and not plan.num_copied:
             cost = (seconds.total + costs.planning) / plain_seconds
             choice.calibration.add(
@@ -238,9 +243,7 @@ class Controller(Plan):
         self._probes.earn(count, plain)
         self._steps += count
         self._drafted_steps = 0
-        self._tokens += count * running
-        self._seconds += seconds
-        self._plain_seconds += seconds
+        self._count.add(count * running, seconds, plain_seconds=seconds)
         self._evaluate_at += count - count // PLAIN_RUN
 
     def _plain_cost(self, rows: int) -> float:
@@ -253,9 +256,7 @@ class Controller(Plan):
     @property
     def speed(self) -> Speed | None:
         """Tokens per second so far, and what plain decoding would have given; None before enough steps."""
-        if self._steps < REFRESH or not self._plain_seconds:
-            return None
-        return Speed(drafted=self._tokens / self._seconds, plain=self._tokens / self._plain_seconds)
+        return None if self._steps < REFRESH else self._count.speed
 
     def costs(self) -> tuple[DepthCost, ...]:
         """What steps cost and promise by the depth of their drafts, with as many rows as ran last."""

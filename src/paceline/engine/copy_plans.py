@@ -12,7 +12,7 @@ from paceline.engine.copies import NONE, SWITCH, CopyChoice, CopyRow, choose_cop
 from paceline.engine.costs import StepWork
 from paceline.engine.curve import DISTURBED, WARM
 from paceline.engine.knowledge import Knowledge
-from paceline.engine.watch import Speed
+from paceline.engine.watch import Speed, SpeedCount
 
 MAX_COPIED_TOKENS = 32
 SIZES = (1, 2, 4, 8, 16, MAX_COPIED_TOKENS)  # lengths of recorded steps
@@ -53,8 +53,8 @@ class CopyPlan(Plan):
         self._rest = REST
         # Seconds of a step that looked for copies and verified none, for that, and to draft in one that verified some.
         self._step = self._looking = self._copying = 0.0
-        self._steps = self._tokens = 0
-        self._seconds = self._plain_seconds = 0.0  # of all steps, and as they would be without drafts
+        self._steps = self._learnt = 0  # steps of its own, and those that it learnt from
+        self._count = SpeedCount()
 
     @property
     def max_draft_tokens(self) -> int:
@@ -142,12 +142,10 @@ class CopyPlan(Plan):
         if self._timed and (self._steps % SAMPLE == 0 or costs.score.measured(nodes, num_running - 1) < WARM):
             costs.observe(StepWork(num_running, nodes), result.seconds)
         self._steps += 1
-        self._tokens += result.num_tokens
-        self._seconds += result.seconds.total
         plain = result.seconds.total
         if nodes > num_running:
             plain = costs.of(num_running, num_running) * costs.level * result.num_tokens / num_running
-        self._plain_seconds += plain
+        self._count.add(result.num_tokens, result.seconds.total, plain_seconds=plain)
 
     def note_drafting(self, result: StepResult) -> None:
         """Follow what looking for copies takes, and what verifying some takes beside the forward."""
@@ -162,10 +160,15 @@ class CopyPlan(Plan):
             self._copying *= FORGET  # so that one slow step does not keep from copies for good
 
     def learn(self, result: StepResult) -> None:
-        """Learn from the tokens of a step which of the copies on offer were right, submitted or not."""
+        """Learn from the tokens of a step which of the copies on offer were right, submitted or not.
+
+        Where the host's work is a noticeable part of a step, those beside submitted ones teach in some steps alone.
+        """
+        verified, self._learnt = result.plan.copies or {}, self._learnt + 1
+        whole = not self._timed or self._share < CHEAP or self._idle or self._learnt % SAMPLE == 0
         for row, several in self._offers.items():
             state = self._rows.get(row)
-            if state is not None and result.tokens[row]:
+            if state is not None and result.tokens[row] and (whole or row in verified):
                 for draft in several:
                     state.learn(draft, result.tokens[row], shared=self._timed)
         self._offers, self._asked = {}, False
@@ -173,9 +176,7 @@ class CopyPlan(Plan):
     @property
     def speed(self) -> Speed | None:
         """Tokens per second so far, and what plain decoding would have given; None before enough steps."""
-        if self._steps < ENOUGH or not self._plain_seconds or not self._seconds:
-            return None
-        return Speed(drafted=self._tokens / self._seconds, plain=self._tokens / self._plain_seconds)
+        return self._count.speed if self._steps >= ENOUGH else None
 
 
 def _followed(known: float, seconds: float) -> float:

@@ -35,4 +35,5 @@ def make_plan(
         off=NoDraft.MEASURED if explored and not deepest else NoDraft.SLOWER,
         explored=tuple(explored),
         stop=stop,
+        searches=False,
     )

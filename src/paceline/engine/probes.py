@@ -5,6 +5,7 @@ from math import ceil, inf
 from typing import final
 
 from paceline.engine.row_state import FIRST_WAIT, RowState
+from paceline.engine.search_budget import SearchBudget
 
 PROBE_SHARE = 0.01  # of the time of plain decoding, that probes may take
 SAVED_STEPS = 64  # plain steps whose share may be saved up
@@ -14,12 +15,13 @@ LONGEST_WAIT = 16  # steps between two probes of a row, if they can be paid
 @final
 class Probes:
     """Chooses the rows that probe. Probes are paid from a budget of ``PROBE_SHARE`` of plain decoding and of what is
-    granted; without ``bounded`` there is no limit.
+    granted; without ``bounded`` there is no limit. ``search`` is earned in the same steps.
     """
 
     def __init__(self, *, bounded: bool) -> None:
         self._budget = 0.0 if bounded else inf  # in costs
         self._wanted = 0.0  # the cost of a probe that could not be paid
+        self.search = SearchBudget()
 
     def grant(self, cost: float) -> None:
         """Allow a probe of this cost more."""
@@ -30,6 +32,7 @@ class Probes:
         share = PROBE_SHARE * plain
         limit = max(SAVED_STEPS * share, 2 * self._wanted)  # which grows while it is saved for
         self._budget = max(self._budget, min(self._budget + steps * share, limit))
+        self.search.earn(steps, plain)
 
     def choose(
         self, rows: Mapping[int, RowState], plain: float, cost: Callable[[Sequence[RowState]], float]

@@ -98,6 +98,8 @@ class Runner:
             timer = self._reader.start()
             plan = self._plan_step()
             self._begin_step(plan)
+            if plan.searches and decoder.drafter.num_search_nodes:
+                timer.mark_search()
             kind: Hashable = None if self.recorder is None else self.recorder.kind(plan)
             recorded = None if self.recorder is None else self.recorder.find(kind)
             if recorded is not None:

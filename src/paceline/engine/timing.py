@@ -11,6 +11,10 @@ from paceline.core.step import PhaseSeconds
 class StepTimer(Protocol):
     """Times one step, from the creation of the timer."""
 
+    def mark_search(self) -> None:
+        """Mark the end of the drafter's search, where there is one; before the other marks."""
+        ...
+
     def mark(self) -> None:
         """Mark the end of draft, score or decide, in this order."""
         ...
@@ -26,6 +30,11 @@ class HostTimer:
 
     def __init__(self) -> None:
         self._marks = [time.perf_counter()]
+        self._search = 0.0
+
+    def mark_search(self) -> None:
+        """Mark the end of the search."""
+        self._search = time.perf_counter() - self._marks[0]
 
     def mark(self) -> None:
         """Mark the end of a phase."""
@@ -35,7 +44,11 @@ class HostTimer:
         """Seconds of the phases until now."""
         begin, draft, score, decide = self._marks
         return PhaseSeconds(
-            draft=draft - begin, score=score - draft, decide=decide - score, rest=time.perf_counter() - decide
+            draft=draft - begin,
+            score=score - draft,
+            decide=decide - score,
+            rest=time.perf_counter() - decide,
+            search=self._search,
         )
 
 
@@ -45,6 +58,11 @@ class EventTimer:
 
     def __init__(self) -> None:
         self._events = [_event()]
+        self._search: torch.cuda.Event | None = None
+
+    def mark_search(self) -> None:
+        """Mark the end of the search in the queue."""
+        self._search = _event()
 
     def mark(self) -> None:
         """Mark the end of a phase in the queue."""
@@ -55,7 +73,8 @@ class EventTimer:
         self._events[-1].synchronize()
         pairs = zip(self._events[:-1], self._events[1:], strict=True)
         draft, score, decide = (begin.elapsed_time(end) / 1e3 for begin, end in pairs)
-        return PhaseSeconds(draft=draft, score=score, decide=decide)
+        search = 0.0 if self._search is None else self._events[0].elapsed_time(self._search) / 1e3
+        return PhaseSeconds(draft=draft, score=score, decide=decide, search=search)
 
 
 def _event() -> torch.cuda.Event:

@@ -56,6 +56,27 @@ class Speed:
 
 
 @final
+class SpeedCount:
+    """Adds up what steps gained and took, and what plain decoding would have taken for it."""
+
+    def __init__(self) -> None:
+        self._tokens, self._seconds, self._plain_seconds = 0, 0.0, 0.0
+
+    def add(self, tokens: int, seconds: float, *, plain_seconds: float) -> None:
+        """Count some steps."""
+        self._tokens += tokens
+        self._seconds += seconds
+        self._plain_seconds += plain_seconds
+
+    @property
+    def speed(self) -> Speed | None:
+        """Of all steps; None where no time was measured."""
+        if not (self._seconds and self._plain_seconds):
+            return None
+        return Speed(drafted=self._tokens / self._seconds, plain=self._tokens / self._plain_seconds)
+
+
+@final
 class Watch(Plan):
     """Follows another plan, except for a few plain steps that are timed."""
 

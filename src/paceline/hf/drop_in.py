@@ -117,12 +117,12 @@ def generate(
     processors = Processors(logits_processor, prefix_allowed_tokens_fn, values=values)
     settings = generation_options(values)
     criteria = read_criteria(stopping_criteria, stop_strings=settings.params.stop_strings, tokenizer=tokenizer)
-    _check_tokenizers(tokenizer, assistant_tokenizer, assistant_model)
+    check_tokenizers(tokenizer, assistant_tokenizer, assistant_model)
     drafter, num_draft_tokens = _choose_drafter(assistant_model, settings, assistant_tokenizer)
     check_options(drafter, verifier, num_draft_tokens, 1 if batch_size is None else batch_size)
     target = load_cached(model)
     if assistant_tokenizer is not None:
-        target = _with_tokenizer(target, tokenizer)
+        target = with_tokenizer(target, tokenizer)
     prompts = read_inputs(
         inputs if input_ids is None else input_ids, attention_mask, values=values, vocab_size=target.lm.vocab_size
     )
@@ -179,11 +179,11 @@ def _choose_drafter(
         count = count or (None if own is None else own.num_assistant_tokens)
         assistant = load_cached(assistant)
     if isinstance(assistant, Loaded) and tokenizer is not None:
-        assistant = _with_tokenizer(assistant, tokenizer)
+        assistant = with_tokenizer(assistant, tokenizer)
     return assistant, count or "auto"
 
 
-def _check_tokenizers(tokenizer: object, assistant_tokenizer: object, assistant: object) -> None:
+def check_tokenizers(tokenizer: object, assistant_tokenizer: object, assistant: object) -> None:
     """Raise ValueError for an ``assistant_tokenizer`` that cannot be honoured."""
     if assistant_tokenizer is None:
         return
@@ -200,7 +200,7 @@ def _check_tokenizers(tokenizer: object, assistant_tokenizer: object, assistant:
             )
 
 
-def _with_tokenizer(loaded: Loaded, tokenizer: PreTrainedTokenizerBase | None) -> Loaded:
+def with_tokenizer(loaded: Loaded, tokenizer: PreTrainedTokenizerBase | None) -> Loaded:
     """``loaded`` with the tokenizer that was given for it, as one object for each, so that it is read once."""
     assert tokenizer is not None
     if tokenizer not in _TOKENIZERS:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar, final
 
 from torch import Tensor
-from transformers import GenerationMixin
+from transformers import GenerationMixin, PreTrainedTokenizerBase
 
 from paceline.api import values
 from paceline.api.build import build_drafter, build_verifier
@@ -16,7 +16,7 @@ from paceline.api.loading import Loaded, load
 from paceline.api.targets import load_cached
 from paceline.draft_heads.files import is_head
 from paceline.drafters.base import Drafter
-from paceline.hf.drop_in import SpeculativeOutput, checked, generate
+from paceline.hf.drop_in import SpeculativeOutput, check_tokenizers, checked, generate, with_tokenizer
 from paceline.models.from_transformers import TransformersModel, is_transformers_model
 
 NAME = "generate"
@@ -64,15 +64,17 @@ def patch(
     assistant_model: TransformersModel | Loaded | str | Path | Drafter | None = None,
     prompt_lookup_num_tokens: int | None = None,
     num_assistant_tokens: int | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None,
     verifier: VerifierLike = "coupled",
     batch_size: int | None = None,
 ) -> Model:
     """Let ``model.generate`` be ``paceline.hf.generate`` and return ``model``; ``unpatch`` undoes it.
 
     The options, which are those of ``paceline.hf.generate``, hold for every call that does not give them itself; a
-    call that names a drafter of its own uses none of this one. A directory is loaded once. Patching again replaces
-    the options. What ``paceline.hf.generate`` cannot honour raises ValueError in the call. Copies of the model, and
-    files that it is saved to, are not patched.
+    call that names a drafter of its own uses none of this one, nor its tokenizer. A directory is loaded once. Patching
+    again replaces the options. What ``paceline.hf.generate`` cannot honour raises ValueError in the call. Copies of the
+    model, and files that it is saved to, are not patched.
 
     Raises ValueError for a model that cannot run here, and for options that are wrong or do not fit together.
     """
@@ -90,16 +92,18 @@ def patch(
             f"assistant_model and prompt_lookup_num_tokens={prompt_lookup_num_tokens} would both draft: give one of "
             "them"
         )
+    check_tokenizers(tokenizer, assistant_tokenizer, assistant_model)
     if isinstance(assistant_model, str | Path) and Path(assistant_model).is_dir() and not is_head(assistant_model):
         assistant_model = load(assistant_model, dtype=target.dtype, device=target.lm.device)
-    if is_transformers_model(assistant_model):
-        build_drafter(load_cached(assistant_model), target=target)
-    else:
-        build_drafter(assistant_model, target=target)
+    assistant = load_cached(assistant_model) if is_transformers_model(assistant_model) else assistant_model
+    if assistant_tokenizer is not None and isinstance(assistant, Loaded):
+        target, assistant = with_tokenizer(target, tokenizer), with_tokenizer(assistant, assistant_tokenizer)
+    build_drafter(assistant, target=target)
     drafting = {
         "assistant_model": assistant_model,
         "prompt_lookup_num_tokens": prompt_lookup_num_tokens,
         "num_assistant_tokens": num_assistant_tokens,
+        "assistant_tokenizer": assistant_tokenizer,
     }
     before = vars(model).get(NAME)
     setattr(
@@ -109,7 +113,7 @@ def patch(
             model=model,
             before=before.before if isinstance(before, Patch) else before,
             drafting={name: value for name, value in drafting.items() if value is not None},
-            options={"verifier": verifier, "batch_size": batch_size},
+            options={"verifier": verifier, "batch_size": batch_size, "tokenizer": tokenizer},
         ),
     )
     return model

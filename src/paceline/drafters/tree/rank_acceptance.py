@@ -40,7 +40,8 @@ class RankAcceptanceDrafter(Drafter):
         self.taps, self.num_reread, self.draws = drafter.taps, drafter.num_reread, drafter.draws
         self.num_reread_of_prefix = drafter.num_reread_of_prefix
         self.origins, self.branches = drafter.origins, drafter.branches
-        self.num_unverified = drafter.num_unverified
+        self.num_unverified, self.num_search_nodes = drafter.num_unverified, drafter.num_search_nodes
+        self.num_extra_rows, self.needs_same_tokens = drafter.num_extra_rows, drafter.needs_same_tokens
 
     @property
     def slot_bytes(self) -> int:
