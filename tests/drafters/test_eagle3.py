@@ -75,7 +75,7 @@ DRAFT_SIZE = len(ids_of(models.target()[1]))
 def tiny(target):
     if target.config.rotary is None or target.head is None:
         return Eagle3Drafter(head=new_head(target, draft_vocab_size=min(40, target.vocab_size)))
-    return Eagle3Drafter(head=echo(target, 0.03, draft_vocab_size=DRAFT_SIZE))
+    return Eagle3Drafter(head=echo(target, 0.03, draft_vocab_size=len(ids_of(target))))
 
 
 @cache

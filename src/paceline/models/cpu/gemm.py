@@ -40,7 +40,7 @@ def gemm_with_layer(layer: nn.Linear | nn.Embedding, dtype: torch.dtype) -> Call
     else:
         inner, outer = layer.in_features, layer.out_features
     operation = Operation(kind=Kind.LINEAR, inner=inner, outer=outer)
-    refs: list[Tensor] = []
+    refs: list[object] = [layer]  # what the operation points into
 
     def point(tensor: Tensor, _: torch.dtype | None = None) -> int:
         refs.append(tensor)
@@ -49,7 +49,7 @@ def gemm_with_layer(layer: nn.Linear | nn.Embedding, dtype: torch.dtype) -> Call
     set_weight(operation, layer, point)
 
     def multiply(x: Tensor) -> Tensor:
-        assert x.is_contiguous() and x.dtype == dtype
+        assert refs and x.is_contiguous() and x.dtype == dtype
         y = torch.empty(x.shape[0], outer, dtype=dtype)
         pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, y))
         run(ctypes.byref(operation), *pointers, *map(ctypes.c_int64, (x.shape[0], torch.get_num_threads())))
