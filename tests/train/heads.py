@@ -19,15 +19,9 @@ class TapConfig(DraftHeadConfig):
 class SmallHead(DraftHead):
     """A head whose parameters are all its own."""
 
-    def own_state(self):
-        return {name: parameter for name, parameter in self.named_parameters()}
-
-    def load_own_state(self, state):
-        if state.keys() != self.own_state().keys():
-            raise ValueError(f"missing or superfluous: {sorted(state.keys() ^ self.own_state().keys())}")
-        with torch.no_grad():
-            for name, parameter in self.own_state().items():
-                parameter.copy_(state[name])
+    @property
+    def own(self):
+        return dict(self.named_children())
 
 
 class TapHead(SmallHead):

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from paceline.draft_heads.draft_vocab import DraftVocab
+from paceline.draft_heads.layers import load_own_tensors, own_tensors
 from paceline.draft_heads.vocab_map import VocabMap
 from paceline.models.native.decoder import DecoderLM
 
@@ -90,13 +91,18 @@ class DraftHead(nn.Module, ABC):
     def taps(self) -> tuple[int, ...]:
         """The target's hidden states that it reads."""
 
+    @property
     @abstractmethod
+    def own(self) -> dict[str, nn.Module]:
+        """The parts that are not the target's, by the names under which they are saved."""
+
     def own_state(self) -> dict[str, Tensor]:
         """Its own parameters by name: those that are trained and saved. ``draft_ids``, of integers, are saved alone."""
+        return own_tensors(self.own, self.draft_vocab)
 
-    @abstractmethod
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
         """Load the result of ``own_state``. Raises ValueError for missing, unexpected or misshapen tensors."""
+        load_own_tensors(self.own, state, self.draft_vocab)
 
     def use_kernels(self) -> None:
         """Prepare what it runs beside ``decoder`` for drafting with the fastest kernels; nothing may train it then."""

@@ -21,7 +21,6 @@ from paceline.draft_heads.block_context import BlockAttention, ContextProjection
 from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.layers import (
     anchor_positions,
-    load_own_tensors,
     materialize,
     own_tensors,
     random_weights,
@@ -112,7 +111,6 @@ class BlockHead(DraftHead):
 
     @property
     def own(self) -> dict[str, nn.Module]:
-        """The parts that are not the target's."""
         own: dict[str, nn.Module] = {"fc": self.fc, "norm": self.norm}
         own |= {"decoder.blocks": self.decoder.blocks, "decoder.norm": self.decoder.norm}
         if self.draft_vocab is not None:
@@ -120,12 +118,6 @@ class BlockHead(DraftHead):
             own["decoder.head"] = self.decoder.head
         more = {"mask": self.mask, "markov": self.markov, "confidence": self.confidence}
         return own | {name: part for name, part in more.items() if part is not None}
-
-    def own_state(self) -> dict[str, Tensor]:
-        return own_tensors(self.own, self.draft_vocab)
-
-    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        load_own_tensors(self.own, state, self.draft_vocab)
 
     def mask_embedding(self) -> Tensor:
         """What masked slots read [H]."""

@@ -76,7 +76,6 @@ class EagleHead(PairHead):
 
     @property
     def own(self) -> dict[str, nn.Module]:
-        """The parts that are not the target's."""
         return {"fc": self.fc, "blocks": self.decoder.blocks}
 
     def feature(self, hidden: Mapping[int, Tensor]) -> Tensor:

@@ -90,7 +90,6 @@ class Eagle3Head(PairHead):
 
     @property
     def own(self) -> dict[str, nn.Module]:
-        """The parts that are not the target's."""
         assert self.decoder.head is not None
         own: dict[str, nn.Module] = {"fc": self.fc, "fc_norms": self.fc_norms, "blocks": self.decoder.blocks}
         own |= {"norm": self.decoder.norm, "head": self.decoder.head}

@@ -12,7 +12,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
-from paceline.draft_heads.layers import load_own_tensors, own_tensors
 from paceline.draft_heads.recycle import Recycle
 from paceline.models.native.decoder import DecoderLM
 
@@ -82,7 +81,6 @@ class EarlyExitHead(DraftHead):
 
     @property
     def own(self) -> dict[str, nn.Module]:
-        """The parts that are not the target's."""
         own: dict[str, nn.Module] = {"blocks": self.decoder.blocks}
         if self.recycle is not None:
             own["recycle"] = self.recycle
@@ -92,12 +90,6 @@ class EarlyExitHead(DraftHead):
             assert self.decoder.head is not None
             own["head"] = self.decoder.head
         return own
-
-    def own_state(self) -> dict[str, Tensor]:
-        return own_tensors(self.own)
-
-    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        load_own_tensors(self.own, state)
 
     def unroll(
         self,

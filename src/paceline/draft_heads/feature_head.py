@@ -19,8 +19,6 @@ from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.layers import (
     anchor_positions,
     gather_preceding,
-    load_own_tensors,
-    own_tensors,
     sample_anchors,
 )
 from paceline.models.backend import linear_for, pack_layers
@@ -60,11 +58,6 @@ class FeatureHead(DraftHead):
         self._taps = (num_layers,)
         self.decoder = decoder
         self._products: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
-
-    @property
-    @abstractmethod
-    def own(self) -> dict[str, nn.Module]:
-        """The parts that are not the target's."""
 
     @abstractmethod
     def advance(self, states: Tensor, tokens: Tensor, depth: int) -> Tensor:
@@ -122,12 +115,6 @@ class FeatureHead(DraftHead):
     def draft_vocab_size(self) -> int:
         """Tokens that its logits are of."""
         return self.decoder.vocab_size if self.draft_vocab is None else len(self.draft_vocab.ids)
-
-    def own_state(self) -> dict[str, Tensor]:
-        return own_tensors(self.own, self.draft_vocab)
-
-    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        load_own_tensors(self.own, state, self.draft_vocab)
 
     def unroll(
         self,

@@ -86,7 +86,6 @@ class HydraHead(FeatureHead):
 
     @property
     def own(self) -> dict[str, nn.Module]:
-        """The parts that are not the target's."""
         return {"first_blocks": self.first_blocks, "blocks": self.blocks, "lm_heads": self.lm_heads}
 
     def advance(self, states: Tensor, tokens: Tensor, depth: int) -> Tensor:

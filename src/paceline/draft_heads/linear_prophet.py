@@ -16,7 +16,6 @@ from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
 from paceline.draft_heads.layers import (
     anchor_positions,
     gather_preceding,
-    load_own_tensors,
     materialize,
     own_tensors,
     sample_anchors,
@@ -77,14 +76,7 @@ class LinearProphetHead(DraftHead):
 
     @property
     def own(self) -> dict[str, nn.Module]:
-        """The parts that are not the target's."""
         return {"maps": self.maps}
-
-    def own_state(self) -> dict[str, Tensor]:
-        return own_tensors(self.own)
-
-    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        load_own_tensors(self.own, state)
 
     def predict_hidden(self, state: Tensor) -> Tensor:
         """The hidden state of each depth [B, D, H], as the target's norm and head read it, from ``state`` [B, H]."""

@@ -81,7 +81,6 @@ class MedusaHead(FeatureHead):
 
     @property
     def own(self) -> dict[str, nn.Module]:
-        """The parts that are not the target's."""
         return {"blocks": self.blocks, "lm_heads": self.lm_heads}
 
     def advance(self, states: Tensor, tokens: Tensor, depth: int) -> Tensor:

@@ -92,7 +92,6 @@ class MLPSpeculatorHead(FeatureHead):
 
     @property
     def own(self) -> dict[str, nn.Module]:
-        """The parts that are not the target's."""
         return {
             "embeddings": self.embeddings,
             "projections": self.projections,

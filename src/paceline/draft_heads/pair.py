@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
 from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.layers import (
     anchor_positions,
-    load_own_tensors,
     materialize,
     own_tensors,
     random_weights,
@@ -125,11 +124,6 @@ class PairHead(DraftHead):
         """
 
     @property
-    @abstractmethod
-    def own(self) -> dict[str, nn.Module]:
-        """The parts that are not the target's."""
-
-    @property
     def width(self) -> int:
         """Of features."""
         return self.decoder.config.hidden_size
@@ -137,12 +131,6 @@ class PairHead(DraftHead):
     def auxiliary(self, features: Tensor, known: Tensor, position: Tensor) -> Mapping[str, Tensor] | None:
         """More losses [B, A, D] of drafted ``features`` [B, A, D, W]; ``known`` [B, T, W] are the target's."""
         return None
-
-    def own_state(self) -> dict[str, Tensor]:
-        return own_tensors(self.own, self.draft_vocab)
-
-    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        load_own_tensors(self.own, state, self.draft_vocab)
 
     def unroll(
         self,

@@ -16,7 +16,6 @@ from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
 from paceline.draft_heads.layers import (
     anchor_positions,
     gather_preceding,
-    load_own_tensors,
     materialize,
     own_tensors,
     random_weights,
@@ -132,16 +131,9 @@ class ProphetHead(DraftHead):
 
     @property
     def own(self) -> dict[str, nn.Module]:
-        """The parts that are not the target's."""
         own = {"norm": self.norm, "project": self.project}
         own |= {"decoder.blocks": self.decoder.blocks, "decoder.norm": self.decoder.norm}
         return own if self.sizes.width is None else {**own, "decoder.embed": self.decoder.embed}
-
-    def own_state(self) -> dict[str, Tensor]:
-        return own_tensors(self.own)
-
-    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
-        load_own_tensors(self.own, state)
 
     def embed_states(self, states: Tensor) -> Tensor:
         """The inputs [B, s, W] of ``states`` [B, s, H]; zeros for zeros."""

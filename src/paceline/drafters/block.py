@@ -18,7 +18,7 @@ from paceline.core.tree import Draw, Outcome, Resume, Tree
 from paceline.draft_heads.block import BlockHead
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.growing import DraftInput, GrowingDrafter
-from paceline.drafters.hidden_states import PendingStates, path_hidden
+from paceline.drafters.hidden_states import PendingStates, check_head_target, path_hidden
 from paceline.drafters.tree.base import GrownTree
 from paceline.drafters.tree.shapes import Shape
 from paceline.models.base import LM, LogitsFor
@@ -97,13 +97,7 @@ class BlockDrafter(GrowingDrafter):
         self.next_lag = max(self.ordinary_lag, num_tokens + (0 if self.overflows else left))
 
     def check_target(self, context: DrafterContext) -> None:
-        made_for = (self.head.num_target_layers, self.head.target_vocab)
-        given = (context.target.num_layers, context.vocab_size)
-        if made_for != given:
-            raise ValueError(
-                f"this head was made for a target of {made_for[0]} layers and {made_for[1]} tokens, and the target has "
-                f"{given[0]} layers and {given[1]} tokens: give a head that was trained for it"
-            )
+        check_head_target(context, num_layers=self.head.num_target_layers, vocab_size=self.head.target_vocab)
 
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
         """The cache of the sequences, and queues of states that are not in it yet."""

@@ -18,7 +18,7 @@ from paceline.core.tree import Draw, Outcome, Resume, Tree
 from paceline.draft_heads.early_exit import EarlyExitHead
 from paceline.drafters.base import DrafterContext, root_only
 from paceline.drafters.growing import DraftInput, GrowingDrafter
-from paceline.drafters.hidden_states import PendingStates, path_hidden, read_hidden, with_root
+from paceline.drafters.hidden_states import PendingStates, check_head_target, path_hidden, read_hidden, with_root
 from paceline.drafters.recycled_states import RecycledStates
 from paceline.drafters.tree.base import GrownTree
 from paceline.drafters.tree.shapes import Chain, Shape, Topology
@@ -103,13 +103,7 @@ class EarlyExitDrafter(GrowingDrafter):
         return 1 + max(shape.num_drafted, shape.num_expanded)
 
     def check_target(self, context: DrafterContext) -> None:
-        made_for = (self.head.num_layers, self.head.decoder.vocab_size)
-        given = (context.target.num_layers, context.vocab_size)
-        if made_for != given:
-            raise ValueError(
-                f"this head was made for a target of {made_for[0]} layers and {made_for[1]} tokens, and the target has "
-                f"{given[0]} layers and {given[1]} tokens: give a head that was trained for it"
-            )
+        check_head_target(context, num_layers=self.head.num_layers, vocab_size=self.head.decoder.vocab_size)
 
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
         """The head's cache, and queues of states. Raises ValueError for a target that cannot run its first layers."""

@@ -13,7 +13,18 @@ from torch.nn import functional as F
 
 from paceline.core.cache import View
 from paceline.core.tree import Outcome, Resume, Tree
+from paceline.drafters.base import DrafterContext
 from paceline.models.base import LM, LogitsFor, Output
+
+
+def check_head_target(context: DrafterContext, *, num_layers: int, vocab_size: int) -> None:
+    """Raise ValueError for a target of other sizes than that which a head was made for."""
+    target = context.target
+    if (target.num_layers, context.vocab_size) != (num_layers, vocab_size):
+        raise ValueError(
+            f"this head was made for a target of {num_layers} layers and {vocab_size} tokens, and the target has "
+            f"{target.num_layers} layers and {context.vocab_size} tokens: give a head that was trained for it"
+        )
 
 
 def path_hidden(hidden: dict[int, Tensor], tap: int, tree: Tree, outcome: Outcome) -> Tensor:

@@ -11,10 +11,7 @@ from torch import Tensor
 
 from paceline.core.admission import Admission
 from paceline.core.tree import Outcome, Tree
-from paceline.draft_heads.base import DraftHead
-from paceline.drafters.base import DrafterContext
 from paceline.drafters.hidden_states import path_hidden
-from paceline.models.native.decoder import DecoderLM
 
 
 @final
@@ -47,13 +44,3 @@ class LastHiddenStates:
         states = torch.cat((self.states, path_hidden(hidden, self.tap, tree, outcome)), dim=1)  # [R, s + 1 + D, H]
         last = outcome.num_committed[:, None] + self.index
         self.states.copy_(states.gather(1, last[..., None].expand(-1, -1, states.shape[-1])))
-
-
-def check_head_target(head: DraftHead, decoder: DecoderLM, context: DrafterContext) -> None:
-    """Raise ValueError for a target that ``head``, of which ``decoder`` is a part, was not made for."""
-    target = context.target
-    if (target.num_layers, target.vocab_size) != (head.taps[-1], decoder.vocab_size):
-        raise ValueError(
-            f"this head was made for a target of {head.taps[-1]} layers and {decoder.vocab_size} tokens, and the "
-            f"target has {target.num_layers} layers and {target.vocab_size} tokens: give the head's own target"
-        )

@@ -14,7 +14,8 @@ from paceline.core.tree import Draw, Outcome, Resume, Tree
 from paceline.draft_heads.linear_prophet import LinearProphetHead
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.growing import DraftInput, GrowingDrafter
-from paceline.drafters.last_states import LastHiddenStates, check_head_target
+from paceline.drafters.hidden_states import check_head_target
+from paceline.drafters.last_states import LastHiddenStates
 from paceline.drafters.tree.base import GrownTree
 from paceline.drafters.tree.shapes import Shape
 from paceline.models.base import LM
@@ -48,7 +49,7 @@ class LinearProphetDrafter(GrowingDrafter):
         return super().shape_at(min(depth, self.head.sizes.depth))
 
     def check_target(self, context: DrafterContext) -> None:
-        check_head_target(self.head, self.head.decoder, context)
+        check_head_target(context, num_layers=self.head.taps[-1], vocab_size=self.head.decoder.vocab_size)
 
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
         """One hidden state per row."""

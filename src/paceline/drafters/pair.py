@@ -17,7 +17,7 @@ from paceline.core.tree import Draw, Outcome, Resume, Tree
 from paceline.draft_heads.pair import PairHead
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.growing import DraftInput, GrowingDrafter
-from paceline.drafters.hidden_states import PendingStates, path_hidden, read_hidden
+from paceline.drafters.hidden_states import PendingStates, check_head_target, path_hidden, read_hidden
 from paceline.drafters.tree.shapes import Shape
 from paceline.models.base import LM, LogitsFor, Output
 from paceline.models.prefill import CHUNK
@@ -93,13 +93,7 @@ class PairDrafter(GrowingDrafter):
         ]
 
     def check_target(self, context: DrafterContext) -> None:
-        made_for = (self.head.num_layers, self.head.target_vocab)
-        given = (context.target.num_layers, context.vocab_size)
-        if made_for != given:
-            raise ValueError(
-                f"this head was made for a target of {made_for[0]} layers and {made_for[1]} tokens, and the target has "
-                f"{given[0]} layers and {given[1]} tokens: give a head that was trained for it"
-            )
+        check_head_target(context, num_layers=self.head.num_layers, vocab_size=self.head.target_vocab)
 
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
         """The head's cache, and queues of features."""

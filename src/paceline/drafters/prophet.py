@@ -15,7 +15,8 @@ from paceline.core.tree import Draw, Outcome, Resume, Tree
 from paceline.draft_heads.prophet import ProphetHead
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.growing import DraftInput, GrowingDrafter
-from paceline.drafters.last_states import LastHiddenStates, check_head_target
+from paceline.drafters.hidden_states import check_head_target
+from paceline.drafters.last_states import LastHiddenStates
 from paceline.drafters.tree.shapes import Shape
 from paceline.models.base import LM, FusedDrafting, InputProjection, LogitsFor, PendingInputs
 
@@ -49,7 +50,7 @@ class ProphetDrafter(GrowingDrafter):
         self.num_reread = head.sizes.num_states
 
     def check_target(self, context: DrafterContext) -> None:
-        check_head_target(self.head, self.head.decoder, context)
+        check_head_target(context, num_layers=self.head.taps[-1], vocab_size=self.head.decoder.vocab_size)
 
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
         """The last states and a cache of a few slots per row."""
