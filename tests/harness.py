@@ -17,6 +17,9 @@ from paceline.core.step import Finish, StepPlan
 from paceline.core.tree import Draw
 from paceline.decode import Decoder
 from paceline.drafters import DRAFTERS
+from paceline.drafters.base import Drafter, StatelessDrafter
+from paceline.drafters.growing import GrowingDrafter
+from paceline.drafters.host import HostDrafter, HostDrafting
 from paceline.verifiers import VERIFIERS
 from tests import reference, tiny
 
@@ -81,6 +84,28 @@ def cases(some=None):
         turn = group[VERIFIERS.builtin.index(verifier) % len(group)]
         soon = verifier == "coupled" or drafter == turn
         found.append(pytest.param(drafter, verifier, marks=[] if soon else [pytest.mark.slow]))
+    return found
+
+
+@cache
+def families():
+    """The class by which each drafter is most of what it is: its own, or the base that it shares with some others."""
+    _, target = tiny.target()
+    made = {name: tiny_drafter(name, target) for name in DRAFTERS.builtin}
+    own = {name: type(one.drafter if isinstance(one, HostDrafting) else one) for name, one in made.items()}
+    bases = {name: kind.__mro__[1] for name, kind in own.items()}
+    general = (Drafter, GrowingDrafter, HostDrafter, StatelessDrafter)
+    return {name: own[name] if bases[name] in general else bases[name] for name in own}
+
+
+def family_cases(some=None):
+    """As ``cases``, but of drafters of one family the last alone runs soon: for what the base does for all of them."""
+    last = {family: name for name, family in families().items()}
+    found = []
+    for case in cases(some):
+        name, verifier = case.values
+        soon = not case.marks and last[families()[name]] == name
+        found.append(pytest.param(name, verifier, marks=[] if soon else [pytest.mark.slow]))
     return found
 
 

@@ -193,7 +193,7 @@ def test_identical_prompts_and_samples_give_different_outputs(name):
     assert len({result.token_ids for result in results}) == 9
 
 
-@pytest.mark.parametrize(("drafter_name", "verifier"), harness.cases())
+@pytest.mark.parametrize(("drafter_name", "verifier"), harness.family_cases())
 def test_seed_of_a_result_reproduces_it_alone(drafter_name, verifier):
     results = engine(drafter_name, verifier, batch_size=3).generate([[5, 9], [8]], SamplingParams(n=2, max_tokens=10))
     for result in results:

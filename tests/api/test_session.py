@@ -10,7 +10,7 @@ from paceline.api import SamplingParams, generate, load
 from paceline.api.session import Session
 from paceline.verifiers import VERIFIERS
 from tests.api.checkpoints import pair
-from tests.harness import cases, pairs, tiny_drafter
+from tests.harness import family_cases, pairs, tiny_drafter
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True, seed=5)
@@ -47,7 +47,7 @@ SAME = [pair for pair in pairs() if VERIFIERS.find(pair[1]).same_tokens]
 CASES = [
     pytest.param(*case.values, params, marks=case.marks)
     for some, params in ((None, GREEDY), (SAME, SAMPLED))
-    for case in cases(some)
+    for case in family_cases(some)
 ]
 
 

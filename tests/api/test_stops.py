@@ -237,7 +237,7 @@ def test_stop_strings_in_random_model_output(drafter, temperature):
         counts_follow(result)
 
 
-@pytest.mark.parametrize(("drafter", "verifier"), harness.cases())
+@pytest.mark.parametrize(("drafter", "verifier"), harness.family_cases())
 @pytest.mark.parametrize("own", [False, True], ids=["asked for", "the model's own"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_min_tokens_hold_for_stop_tokens(drafter, verifier, own, temperature):

@@ -12,11 +12,11 @@ from paceline.drafters.none import NoDrafter
 from tests import tiny
 from tests.api.engines import bare, engine, greedy, naive
 from tests.engine.wrapped import Counted
-from tests.harness import cases, decoder_for, expected, finish, pairs, request, tiny_drafter
+from tests.harness import decoder_for, expected, family_cases, finish, pairs, request, tiny_drafter
 
 K = 3
 LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4]
-every_pair = pytest.mark.parametrize(("drafter", "verifier"), cases())
+every_pair = pytest.mark.parametrize(("drafter", "verifier"), family_cases())
 every_drafter = pytest.mark.parametrize("drafter", sorted(DRAFTERS))
 
 
@@ -66,7 +66,7 @@ def options(sampled, row=0):
 
 
 # Under other verifiers the tokens at a temperature are not plain decoding's.
-SETTINGS = [pytest.param(*case.values, False, marks=case.marks) for case in cases()]
+SETTINGS = [pytest.param(*case.values, False, marks=case.marks) for case in family_cases()]
 SETTINGS += [(*pair, True) for pair in pairs() if pair[1] == "coupled"]
 every_setting = pytest.mark.parametrize(("drafter", "verifier", "sampled"), SETTINGS)
 

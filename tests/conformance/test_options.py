@@ -19,9 +19,9 @@ from paceline.models.native.decoder import DecoderLM
 from paceline.verifiers import VERIFIERS
 from tests import reference, tiny
 from tests.harness import (
-    cases,
     decoder_for,
     expected,
+    family_cases,
     finish,
     guessable_target,
     naive_options,
@@ -35,7 +35,7 @@ from tests.harness import tiny_drafter as new
 K = 3
 NEVER = -math.inf
 PAIRS = pairs()
-every_pair = pytest.mark.parametrize(("drafter", "verifier"), cases())
+every_pair = pytest.mark.parametrize(("drafter", "verifier"), family_cases())
 SHAPES = {
     "two paths": Topology.parallel(2, 3),
     "bushy": Topology(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0))),
@@ -112,7 +112,9 @@ def test_greedy_outputs_equal_the_reference(drafter, verifier):
     assert drafter == "none" or sum(result.summary.accepted) > 5
 
 
-@pytest.mark.parametrize(("drafter", "verifier"), cases([one for one in PAIRS if VERIFIERS.find(one[1]).same_tokens]))
+@pytest.mark.parametrize(
+    ("drafter", "verifier"), family_cases([one for one in PAIRS if VERIFIERS.find(one[1]).same_tokens])
+)
 def test_sampled_outputs_equal_the_reference(drafter, verifier):
     requests = rows(temperature=0.9)
     result = run(new(drafter, tiny.target()[1]), verifier, requests, k=K)

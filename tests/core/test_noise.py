@@ -7,7 +7,7 @@ import torch
 from paceline.core.noise import Key, Philox, Stream, philox, split_seed
 from paceline.verifiers import VERIFIERS
 from tests import reference, tiny
-from tests.harness import cases, decoder_for, finish, request, tiny_drafter
+from tests.harness import decoder_for, family_cases, finish, request, tiny_drafter
 
 NOISE = Philox()
 
@@ -230,7 +230,7 @@ class Ledger(Philox):
         return super().bits(key, count)
 
 
-@pytest.mark.parametrize(("drafter", "verifier"), cases())
+@pytest.mark.parametrize(("drafter", "verifier"), family_cases())
 def test_no_own_noise_is_consumed_twice(drafter, verifier):
     """Positions that are drafted again, siblings and neighbours included."""
     noise = Ledger()

@@ -30,7 +30,7 @@ from paceline.engine.watch import Watch
 from tests import tiny
 from tests.engine.recorded import RecordedGraphs
 from tests.engine.wrapped import Wrapped
-from tests.harness import Alternating, cases, decoder_for, expected, request, tiny_drafter
+from tests.harness import Alternating, decoder_for, expected, family_cases, request, tiny_drafter
 
 LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4]
 
@@ -88,7 +88,7 @@ SAMPLED = {"temperature": 0.8, "top_p": 0.9}
 
 
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("drafter", "verifier"), cases())
+@pytest.mark.parametrize(("drafter", "verifier"), family_cases())
 def test_replayed_steps_give_what_called_ones_give(drafter, verifier, sampling):
     """Tokens, what each step said of them, and statistics; with rows that end, are cancelled and serve others."""
     target = tiny.target()[1]
