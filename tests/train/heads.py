@@ -50,7 +50,7 @@ class TapHead(SmallHead):
     def taps(self):
         return (self.config.layer,)
 
-    def unroll(self, tokens, hidden, *, segment=None, generator=None):
+    def unroll(self, tokens, hidden, *, segment=None, learned=None, generator=None):
         state = hidden[self.config.layer]
         attend = CausalAttention(*tokens.shape, tokens.device, segment)
         table = self.rotary[0](attend.positions, state.dtype)
@@ -92,7 +92,7 @@ class LastHead(SmallHead):
     def taps(self):
         return ()
 
-    def unroll(self, tokens, hidden, *, segment=None, generator=None):
+    def unroll(self, tokens, hidden, *, segment=None, learned=None, generator=None):
         rows, length = tokens.shape
         reached = torch.arange(length)[:, None] + torch.arange(self.config.depth)
         position = reached.clamp(max=length - 1).expand(rows, -1, -1)

@@ -229,8 +229,8 @@ class AuxiliaryConfig(LastConfig):
 class AuxiliaryHead(LastHead):
     """Predicts a few tokens, with losses of its own: one with a weight, one without."""
 
-    def unroll(self, tokens, hidden, *, segment=None, generator=None):
-        whole = super().unroll(tokens, hidden, segment=segment, generator=generator)
+    def unroll(self, tokens, hidden, *, segment=None, learned=None, generator=None):
+        whole = super().unroll(tokens, hidden, segment=segment, learned=learned, generator=generator)
         ids = torch.arange(0, 60, 3)
         logits = whole.logits[..., ids]
         losses = {"size": logits.square().mean(-1), "first": logits[..., 0]}

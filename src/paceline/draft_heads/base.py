@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from paceline.draft_heads.draft_vocab import DraftVocab
-from paceline.draft_heads.layers import load_own_tensors, own_tensors
+from paceline.draft_heads.layers import begin_lm_heads, load_own_tensors, own_tensors
 from paceline.draft_heads.vocab_map import VocabMap
 from paceline.models.native.decoder import DecoderLM
 
@@ -107,6 +107,21 @@ class DraftHead(nn.Module, ABC):
     def use_kernels(self) -> None:
         """Prepare what it runs beside ``decoder`` for drafting with the fastest kernels; nothing may train it then."""
 
+    @property
+    def lm_heads_of_rows(self) -> tuple[nn.Module, ...]:
+        """LM heads of its own that begin as the target's rows, of ``draft_vocab`` if it has one."""
+        return ()
+
+    def begin_vocab(self, ids: Tensor, target: DecoderLM) -> None:
+        """Draft the tokens ``ids``, in a head that nothing has trained: LM heads begin as the target's rows of them.
+
+        Raises ValueError for a head without a draft vocabulary, and as ``DraftVocab.set_ids`` does.
+        """
+        if self.draft_vocab is None:
+            raise ValueError("this head drafts the target's whole vocabulary: give it a draft_vocab_size")
+        self.draft_vocab.set_ids(ids)
+        begin_lm_heads(self.lm_heads_of_rows, target, self.draft_vocab)
+
     @abstractmethod
     def unroll(
         self,
@@ -114,12 +129,14 @@ class DraftHead(nn.Module, ABC):
         hidden: Mapping[int, Tensor],
         *,
         segment: Tensor | None = None,
+        learned: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Unrolled:
         """Drafts over ``tokens`` [B, T] whose ``hidden`` states [B, T, H] lie at ``taps``; differentiable.
 
         ``segment`` [B, T] as in models/attention.CausalAttention: a draft sees one sequence, and has weight 0 beyond
-        it.
+        it. ``learned`` [B, T], where the token after each has a loss (None: everywhere), are the tokens that drafts
+        begin at, as they do in serving; the others weigh nothing.
 
         ``generator``, on the CPU, draws anchors and crops; None takes all anchors, and crops nothing.
         """

@@ -20,7 +20,9 @@ from paceline.draft_heads.block_config import BlockConfig
 from paceline.draft_heads.block_context import BlockAttention, ContextProjection
 from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.layers import (
+    all_learned,
     anchor_positions,
+    begin_lm_heads,
     materialize,
     own_tensors,
     random_weights,
@@ -95,6 +97,7 @@ class BlockHead(DraftHead):
             drawn["markov.after.weight"].zero_()
         biases = {name: torch.zeros_like(part) for name, part in drawn.items() if name.endswith(".bias")}
         materialize(head.own, {**drawn, **biases}, target)
+        begin_lm_heads(head.lm_heads_of_rows, target, vocab)
         assert decoder.rotary is not None
         decoder.rotary.to(target.device)
         return head
@@ -118,6 +121,11 @@ class BlockHead(DraftHead):
             own["decoder.head"] = self.decoder.head
         more = {"mask": self.mask, "markov": self.markov, "confidence": self.confidence}
         return own | {name: part for name, part in more.items() if part is not None}
+
+    @property
+    def lm_heads_of_rows(self) -> tuple[nn.Module, ...]:
+        """That of a draft vocabulary; else it is the target's own."""
+        return () if self.draft_vocab is None or self.decoder.head is None else (self.decoder.head,)
 
     def mask_embedding(self) -> Tensor:
         """What masked slots read [H]."""
@@ -160,10 +168,11 @@ class BlockHead(DraftHead):
         hidden: Mapping[int, Tensor],
         *,
         segment: Tensor | None = None,
+        learned: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Unrolled:
         """See DraftHead. Anchor a is the token that is the root: its block sees the states of the tokens before it."""
-        anchors = sample_anchors(tokens, self.options.anchors, generator)  # [B, A]
+        anchors, share = sample_anchors(all_learned(tokens, learned), self.options.anchors, generator)  # [B, A]
         position, weight = anchor_positions(anchors, self.options.depth, segment, length=tokens.shape[1])
         decay = torch.arange(self.options.depth, device=weight.device) / -self.options.gamma
         positions = CausalAttention(len(tokens), tokens.shape[1], tokens.device, segment).positions
@@ -185,7 +194,7 @@ class BlockHead(DraftHead):
             logits=self.add_markov(logits, before),
             confidence=None if self.confidence is None else self.predict_confidence(streams, before),
             position=position,
-            weight=weight * decay.exp(),
+            weight=weight * share[..., None] * decay.exp(),
             stops_at_unlearned=True,
             draft_ids=self.draft_ids,
         )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from paceline.draft_heads.base import DraftHeadConfig
 from paceline.draft_heads.draft_vocab import DraftVocab
+from paceline.draft_heads.layers import begin_lm_heads
 from paceline.draft_heads.pair import PairConfig, PairHead, fill, own_head_config
 from paceline.draft_heads.pair_block import PairBlock
 from paceline.models.native.decoder import DecoderLM
@@ -41,7 +42,8 @@ class Eagle3Config(PairConfig):
 class Eagle3Head(PairHead):
     """Fuses k hidden states to a feature; its first layer attends by embedding and feature, and adds to the feature.
 
-    ``fc`` [W, k H] fuses them. ``decoder`` has an LM head of its own, over a draft vocabulary or the target's.
+    ``fc`` [W, k H] fuses them. ``decoder`` has an LM head of its own, over a draft vocabulary or the target's, which
+    begins as the target's rows where it is as wide, after the target's norm.
     """
 
     kind: ClassVar[str] = "eagle3"
@@ -81,6 +83,9 @@ class Eagle3Head(PairHead):
         if config.own_embedding and width == target.config.hidden_size:
             decoder.embed.weight.data.copy_(target.embed.weight)
         head.draft_vocab = vocab
+        begin_lm_heads(head.lm_heads_of_rows, target, vocab)
+        if width == target.config.hidden_size and type(decoder.norm) is type(target.norm):
+            decoder.norm.load_state_dict(target.norm.state_dict())  # which the rows are made to be read after
         return head
 
     @property
@@ -94,6 +99,11 @@ class Eagle3Head(PairHead):
         own: dict[str, nn.Module] = {"fc": self.fc, "fc_norms": self.fc_norms, "blocks": self.decoder.blocks}
         own |= {"norm": self.decoder.norm, "head": self.decoder.head}
         return {**own, "embed": self.decoder.embed} if self.options.own_embedding else own
+
+    @property
+    def lm_heads_of_rows(self) -> tuple[nn.Module, ...]:
+        assert self.decoder.head is not None
+        return (self.decoder.head,)
 
     def feature(self, hidden: Mapping[int, Tensor]) -> Tensor:
         """Fused hidden states, in the order of the taps."""

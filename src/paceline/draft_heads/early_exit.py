@@ -97,12 +97,13 @@ class EarlyExitHead(DraftHead):
         hidden: Mapping[int, Tensor],
         *,
         segment: Tensor | None = None,
+        learned: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Unrolled:
         """See DraftHead. Every token is an anchor, one depth deep: what follows differs in age alone, if in anything.
 
         With recycling every row is cropped, which stands for what is verified when a draft begins: tokens after
-        the crop see what the target said at the one before it, and nothing later.
+        the crop see what the target said at the one before it, and nothing later. It is one of the learned.
         """
         stream = hidden[self.options.exit_layer]
         rows, length = tokens.shape
@@ -111,7 +112,7 @@ class EarlyExitHead(DraftHead):
         if self.recycle is not None:
             crop = position[:, -1:]  # [B, 1]
             if generator is not None:
-                crop = torch.randint(length, (rows, 1), generator=generator).to(tokens.device)
+                crop = _place(torch.randint(length, (rows, 1), generator=generator).to(tokens.device), learned)
                 weight = self._weight(position, crop, segment)[..., None]
             stream = stream + self._recycled(hidden[self.num_layers].detach(), position, crop, segment)
         logits = self.decoder.causal_from_embeds(stream, segment=segment).logits
@@ -135,6 +136,15 @@ class EarlyExitHead(DraftHead):
         if segment is not None:
             weight = torch.where((age > 0) & (segment.gather(1, crop) != segment), 0.0, weight)
         return weight
+
+
+def _place(drawn: Tensor, learned: Tensor | None) -> Tensor:
+    """A number [B, 1] below T as one of the tokens that are ``learned`` [B, T], all equally likely; itself for all."""
+    if learned is None:
+        return drawn
+    ranks, length = learned.cumsum(-1), learned.shape[1]
+    rank = drawn * ranks[:, -1:] // length
+    return torch.where(ranks[:, -1:] > 0, (ranks <= rank).sum(-1, keepdim=True), drawn)
 
 
 def _new_block(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
 from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.layers import (
+    all_learned,
     anchor_positions,
     gather_preceding,
     sample_anchors,
@@ -122,11 +123,12 @@ class FeatureHead(DraftHead):
         hidden: Mapping[int, Tensor],
         *,
         segment: Tensor | None = None,
+        learned: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Unrolled:
         """See DraftHead. Anchor a is the token that is the root: its draft sees the state before it."""
         depth = self.sizes.depth
-        anchors = sample_anchors(tokens, self.sizes.anchors, generator)
+        anchors, share = sample_anchors(all_learned(tokens, learned), self.sizes.anchors, generator)
         position, weight = anchor_positions(anchors, depth, segment, length=tokens.shape[1])
         before = gather_preceding(hidden[self._taps[0]], anchors, 1, segment)  # [B, A, 1, H]
         drafted = tokens.gather(1, position.flatten(1)).view(-1, depth)  # [B * A, D]
@@ -137,7 +139,7 @@ class FeatureHead(DraftHead):
         return Unrolled(
             logits=torch.stack(logits, dim=1).view(*position.shape, -1),
             position=position,
-            weight=weight,
+            weight=weight * share[..., None],
             draft_ids=self.draft_ids,
         )
 
@@ -149,15 +151,3 @@ def bare_decoder(target: DecoderLM) -> DecoderLM:
     decoder.embed, decoder.head, decoder.norm = target.embed, target.head, target.norm
     decoder.rotary, decoder.position = target.rotary, target.position
     return decoder
-
-
-def output_rows(target: DecoderLM, vocab: DraftVocab | None) -> Tensor:
-    """The rows [D, H] of the target's LM head for ``vocab`` (None: all), its divisor of logits included.
-
-    Zeros where that is quantised, which nobody trains a head for: saved weights take their place.
-    """
-    weight = (target.embed if target.head is None else target.head).weight.detach()
-    if not weight.is_floating_point():
-        size = target.vocab_size if vocab is None else len(vocab.ids)
-        return torch.zeros(size, target.config.hidden_size)
-    return (weight if vocab is None else weight[vocab.ids]) / target.logits_divisor

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from paceline.draft_heads.base import DraftHeadConfig
 from paceline.draft_heads.draft_vocab import DraftVocab
-from paceline.draft_heads.feature_head import FeatureHead, FeatureHeadConfig, bare_decoder, output_rows
-from paceline.draft_heads.layers import materialize, own_tensors
+from paceline.draft_heads.feature_head import FeatureHead, FeatureHeadConfig, bare_decoder
+from paceline.draft_heads.layers import materialize, output_rows, own_tensors
 from paceline.models.native.decoder import DecoderLM
 
 
@@ -87,6 +87,10 @@ class HydraHead(FeatureHead):
     @property
     def own(self) -> dict[str, nn.Module]:
         return {"first_blocks": self.first_blocks, "blocks": self.blocks, "lm_heads": self.lm_heads}
+
+    @property
+    def lm_heads_of_rows(self) -> tuple[nn.Module, ...]:
+        return tuple(self.lm_heads)
 
     def advance(self, states: Tensor, tokens: Tensor, depth: int) -> Tensor:
         """See FeatureHead; states grow by H per depth."""

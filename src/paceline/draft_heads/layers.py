@@ -3,7 +3,7 @@
 B rows, T tokens, A anchors, D depths, s states, H hidden size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -56,13 +56,48 @@ def random_weights(empty: Mapping[str, Tensor], generator: torch.Generator) -> d
     }
 
 
-def sample_anchors(tokens: Tensor, count: int | None, generator: torch.Generator | None) -> Tensor:
-    """Indices [B, A] of the roots of training drafts, ascending: ``count`` per row at random; all without either."""
-    rows, length = tokens.shape
+def output_rows(target: DecoderLM, vocab: DraftVocab | None) -> Tensor:
+    """The rows [D, H] of the target's LM head for ``vocab`` (None: all), its divisor of logits included.
+
+    Zeros where that is quantised, which nobody trains a head for: saved weights take their place.
+    """
+    weight = (target.embed if target.head is None else target.head).weight.detach()
+    if not weight.is_floating_point():
+        size = target.vocab_size if vocab is None else len(vocab.ids)
+        return torch.zeros(size, target.config.hidden_size)
+    return (weight if vocab is None else weight[vocab.ids]) / target.logits_divisor
+
+
+def begin_lm_heads(heads: Iterable[nn.Module], target: DecoderLM, vocab: DraftVocab | None) -> None:
+    """Copy ``output_rows`` into new LM heads; one that reads another width, or a quantised target's, keeps its own."""
+    rows = output_rows(target, vocab)
+    with torch.no_grad():
+        for weight in (head.get_parameter("weight") for head in heads):
+            if weight.shape == rows.shape and rows.any():
+                weight.copy_(rows)
+
+
+def sample_anchors(learned: Tensor, count: int | None, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """The roots of training drafts: their indices [B, A], ascending, and weights [B, A].
+
+    ``count`` per row at random; all without either. Roots are tokens that are ``learned`` [B, T]: others only fill rows
+    that have fewer, with the weight 0. Weights are 1 where all are learned, and make the sum over a row's drafts on
+    average that over all its learned roots, times A / T.
+    """
+    rows, length = learned.shape
     if count is None or generator is None or count >= length:
-        return torch.arange(length, device=tokens.device).expand(rows, length)
-    chosen = torch.rand(rows, length, generator=generator).topk(count, dim=-1).indices
-    return chosen.sort(dim=-1).values.to(tokens.device)
+        chosen = torch.arange(length, device=learned.device).expand(rows, length)
+    else:
+        drawn = torch.rand(rows, length, generator=generator).to(learned.device)
+        chosen = torch.where(learned, drawn, drawn - 1).topk(count, dim=-1).indices.sort(dim=-1).values
+    found, size = learned.sum(-1, keepdim=True), chosen.shape[1]
+    weight = (found * size) / (found.clamp(1, size) * length)
+    return chosen, weight * learned.gather(1, chosen)
+
+
+def all_learned(tokens: Tensor, learned: Tensor | None) -> Tensor:
+    """``learned`` [B, T], or that of ``tokens`` [B, T] which all are."""
+    return torch.ones_like(tokens, dtype=torch.bool) if learned is None else learned
 
 
 def anchor_positions(roots: Tensor, depth: int, segment: Tensor | None, *, length: int) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
 from paceline.draft_heads.layers import (
+    all_learned,
     anchor_positions,
     gather_preceding,
     materialize,
@@ -89,11 +90,12 @@ class LinearProphetHead(DraftHead):
         hidden: Mapping[int, Tensor],
         *,
         segment: Tensor | None = None,
+        learned: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Unrolled:
         """See DraftHead. Anchor a is the token that is the root: its draft sees the state before it."""
-        anchors = sample_anchors(tokens, self.sizes.anchors, generator)
+        anchors, share = sample_anchors(all_learned(tokens, learned), self.sizes.anchors, generator)
         position, weight = anchor_positions(anchors, self.sizes.depth, segment, length=tokens.shape[1])
         before = gather_preceding(hidden[self._taps[0]], anchors, 1, segment)  # [B, A, 1, H]
         logits = self.decoder.compute_logits(self.predict_hidden(before.flatten(0, 2)))
-        return Unrolled(logits=logits.view(*position.shape, -1), position=position, weight=weight)
+        return Unrolled(logits=logits.view(*position.shape, -1), position=position, weight=weight * share[..., None])

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from paceline.draft_heads.base import DraftHeadConfig
 from paceline.draft_heads.draft_vocab import DraftVocab
-from paceline.draft_heads.feature_head import FeatureHead, FeatureHeadConfig, bare_decoder, output_rows
-from paceline.draft_heads.layers import materialize, own_tensors
+from paceline.draft_heads.feature_head import FeatureHead, FeatureHeadConfig, bare_decoder
+from paceline.draft_heads.layers import materialize, output_rows, own_tensors
 from paceline.models.native.decoder import DecoderLM
 
 DECAY = 0.8  # of the weights of the depths' losses
@@ -82,6 +82,10 @@ class MedusaHead(FeatureHead):
     @property
     def own(self) -> dict[str, nn.Module]:
         return {"blocks": self.blocks, "lm_heads": self.lm_heads}
+
+    @property
+    def lm_heads_of_rows(self) -> tuple[nn.Module, ...]:
+        return tuple(self.lm_heads)
 
     def advance(self, states: Tensor, tokens: Tensor, depth: int) -> Tensor:
         """The same state at every depth: the feature."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
 from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.layers import (
+    all_learned,
     anchor_positions,
     materialize,
     own_tensors,
@@ -138,6 +139,7 @@ class PairHead(DraftHead):
         hidden: Mapping[int, Tensor],
         *,
         segment: Tensor | None = None,
+        learned: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Unrolled:
         """See DraftHead. Anchor a is the token that is the root, the second of the first pair: a is at least 1.
@@ -146,12 +148,13 @@ class PairHead(DraftHead):
         """
         config, rows, num_pairs = self.sizes, len(tokens), tokens.shape[1] - 1
         known = self.feature(hidden)
-        anchors = sample_anchors(tokens[:, 1:], config.anchors, generator)  # of pairs: the root is one more
+        roots = all_learned(tokens, learned)[:, 1:]
+        if segment is not None:  # the feature is of the root's own sequence
+            roots = roots & (segment[:, 1:] == segment[:, :-1])
+        anchors, share = sample_anchors(roots, config.anchors, generator)  # of pairs: the root is one more
         segments = None if segment is None else segment[:, :-1]
         attend = UnrolledAttention(rows, num_pairs, anchors, segment=segments)
         position, weight = anchor_positions(anchors + 1, config.depth, segment, length=tokens.shape[1])
-        if segment is not None:  # the feature is of the root's own sequence
-            weight = weight * (segment.gather(1, anchors + 1) == segment.gather(1, anchors))[..., None]
         drafted = tokens.gather(1, position.flatten(1)).view_as(position)  # [B, A, D]
         at = anchors[..., None].expand(-1, -1, self.width)
         first = self.decoder.run_blocks(self.pair(known[:, :-1], tokens[:, 1:]), attend)
@@ -164,7 +167,7 @@ class PairHead(DraftHead):
         return Unrolled(
             logits=logits.view(*position.shape, -1),
             position=position,
-            weight=weight,
+            weight=weight * share[..., None],
             draft_ids=self.draft_ids,
             auxiliary=self.auxiliary(stream, known, position),
         )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
 from paceline.draft_heads.layers import (
+    all_learned,
     anchor_positions,
     gather_preceding,
     materialize,
@@ -145,6 +146,7 @@ class ProphetHead(DraftHead):
         hidden: Mapping[int, Tensor],
         *,
         segment: Tensor | None = None,
+        learned: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Unrolled:
         """See DraftHead. Anchor a is the token that is the root: its draft sees the s states before it.
@@ -152,7 +154,7 @@ class ProphetHead(DraftHead):
         A block mask over one long row would be the same; as all blocks have one length it is a matter of shape.
         """
         config, stream = self.sizes, self.sizes.num_blocks
-        anchors = sample_anchors(tokens, config.anchors, generator)  # [B, A]
+        anchors, share = sample_anchors(all_learned(tokens, learned), config.anchors, generator)  # [B, A]
         position, weight = anchor_positions(anchors, config.depth, segment, length=tokens.shape[1])
         before = gather_preceding(hidden[self._taps[0]], anchors, config.num_states, segment)  # [B, A, s, H]
         drafted = tokens.gather(1, position.flatten(1)).view(-1, config.depth)  # [B * A, D]
@@ -160,4 +162,4 @@ class ProphetHead(DraftHead):
         sequence = torch.cat((self.embed_states(before.flatten(0, 1)), embedded), dim=1)  # [B * A, s + D, W]
         found = self.decoder.causal_from_embeds(sequence, taps=(stream,), logits_for=LogitsFor.NONE).hidden[stream]
         logits = self.decoder.compute_logits(found[:, config.num_states :])
-        return Unrolled(logits=logits.view(*position.shape, -1), position=position, weight=weight)
+        return Unrolled(logits=logits.view(*position.shape, -1), position=position, weight=weight * share[..., None])

@@ -127,11 +127,12 @@ def choose_draft_vocabs(task: Task, data: PreparedData) -> None:
     """Give heads with a draft vocabulary the tokens that are most frequent in the training data (2503.01840)."""
     if not isinstance(task, DraftHeadTask):
         return
-    vocabs = [head.draft_vocab for head in (one.head for one in task.trained_heads) if head.draft_vocab is not None]
-    if vocabs:
+    heads = [trained.head for trained in task.trained_heads if trained.head.draft_ids is not None]
+    if heads:
         counts = torch.from_numpy(data.token_counts(task.target.vocab_size))
-        for vocab in vocabs:
-            vocab.set_ids(most_frequent(counts, len(vocab.ids)))
+        for head in heads:
+            assert head.draft_ids is not None
+            head.begin_vocab(most_frequent(counts, len(head.draft_ids)), task.target)
 
 
 def _load(section: ModelSection, *, dtype: torch.dtype, seed: int, device: torch.device) -> LoadedModel:

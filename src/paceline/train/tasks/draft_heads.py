@@ -129,14 +129,16 @@ class DraftHeadTask(Task):
         batch = dataclasses.replace(
             whole, tokens=whole.tokens[rows], learned=whole.learned[rows], segment=segment, hidden=None
         )
+        learned = learned_mask(batch)
         unrolled = trained.head.unroll(
             batch.tokens[:, :-1],
             {tap: states[rows] for tap, states in hidden.items()},
             segment=input_segments(batch),
+            learned=learned,
             generator=randomness.generator(rows.start),
         )
         position = unrolled.position
-        weight = learned_mask(batch).gather(1, position.flatten(1)).view_as(position).float()
+        weight = learned.gather(1, position.flatten(1)).view_as(position).float()
         if unrolled.stops_at_unlearned:
             weight = weight.cumprod(-1)
         if unrolled.weight is not None:
