@@ -19,6 +19,7 @@ from paceline.drafters.hydra import HydraDrafter
 from paceline.drafters.linear_prophet import LinearProphetDrafter
 from paceline.drafters.medusa import MedusaDrafter
 from paceline.drafters.mlp_speculator import MLPSpeculatorDrafter
+from paceline.drafters.mtp import MTPDrafter
 from paceline.drafters.prophet import ProphetDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.models.cpu.decoder import CpuDecoder
@@ -38,6 +39,7 @@ KINDS = {
     "block": BlockDrafter,
     "eagle": EagleDrafter,
     "eagle3": Eagle3Drafter,
+    "mtp": MTPDrafter,
 }
 EAGER = ("eagle", "eagle3")  # heads that the CPU kernel does not run
 SIZES = {"early_exit": {"exit_layer": 1}, "block": {"block_size": 4}, "eagle3": {"draft_vocab_size": 40}}

@@ -157,8 +157,8 @@ REFUSED = {
         ["--num-draft-tokens 3 and num_speculative_tokens in --drafter: give one of them"],
     ),
     "method of vLLM": (
-        text("--drafter", '{"method": "mtp"}'),
-        ["method='mtp': MTP layers in the target's checkpoint are not loaded: give method 'draft_model' with a draft"],
+        text("--drafter", '{"method": "ernie_mtp"}'),
+        ["method='ernie_mtp': models of this kind and their MTP layers are not read: give method 'draft_model' with a"],
     ),
     "broken JSON": (text("--drafter", '{"method"'), ["is not JSON"]),
     # sampling; tests/api/test_params.py has what SamplingParams refuses

@@ -33,6 +33,7 @@ KINDS = {
     "block": dict(block_size=4),
     "eagle": dict(),
     "eagle3": dict(draft_vocab_size=40),
+    "mtp": dict(),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

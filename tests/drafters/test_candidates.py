@@ -27,6 +27,7 @@ KINDS = (
     "block",
     "eagle",
     "eagle3",
+    "mtp",
     "ngram",
 )
 

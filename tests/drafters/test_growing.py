@@ -40,7 +40,7 @@ class RecordedInputs(Wrapped):
 
 
 def test_all_drafters_with_a_model_or_head_grow():
-    heads = {"prophet", "linear_prophet", "eagle", "eagle3", "block", *FEATURE_HEADS}
+    heads = {"prophet", "linear_prophet", "eagle", "eagle3", "mtp", "block", *FEATURE_HEADS}
     assert set(GROWING) == {"early_exit", "layer_skip", "model", *heads}
 
 

@@ -27,7 +27,8 @@ DOUBLE = [name for name in VARIANTS if name.startswith("gpt_neox")]
 
 
 def test_every_family_has_a_variant():
-    assert {kind for kind, _ in VARIANTS.values()} | {"llama", "gpt2"} == set(FAMILIES)
+    others = {"llama", "gpt2", "mimo"}  # transformers does not know MiMo, whose layers are Qwen 2's
+    assert {kind for kind, _ in VARIANTS.values()} | others == set(FAMILIES)
 
 
 @pytest.mark.parametrize("name", DOUBLE)

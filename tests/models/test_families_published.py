@@ -23,6 +23,7 @@ EXPECTED = {
     "gemma": (256, 256, None, True),
     "granite": (64, 64, None, True),
     "smollm3": (128, 128, None, True),
+    "mimo": (128, 128, None, False),
 }
 
 
@@ -40,6 +41,7 @@ def test_details_of_published_configs_are_read():
     found = {name: configure(raw, name) for name, raw in PUBLISHED.items()}
     assert found["gpt_neox"].arrangement is Arrangement.PARALLEL and found["gpt_neox"].attention.output_bias
     assert found["qwen2"].attention.bias and not found["qwen2"].attention.output_bias
+    assert found["mimo"].attention.bias and found["mimo"].norm_eps == 1e-5
     assert found["gemma"].ffn.activation is gelu_tanh
     assert found["granite"].attention.scale == 1 / 64 and found["granite"].multipliers.logits == 8.0
     assert found["smollm3"].attention.unrotated == frozenset(range(3, 36, 4))

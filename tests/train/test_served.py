@@ -28,6 +28,7 @@ SERVED = {
     "block": {"block_size": 4, "num_layers": 1},
     "eagle": {"depth": 3},
     "eagle3": {"depth": 3, "draft_vocab_size": 40},
+    "mtp": {"depth": 3},
 }
 
 

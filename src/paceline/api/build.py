@@ -10,7 +10,7 @@ from typing import cast
 from paceline.api import values
 from paceline.api.automatic import AUTO, with_automatic
 from paceline.api.cross_vocabulary import MODEL, SLEM, TLI, build_model_drafter, read_draft_model
-from paceline.api.draft_heads import build_head_drafter, find_head, read_weightless
+from paceline.api.draft_heads import MTP, TargetLayers, build_head_drafter, find_head, read_weightless
 from paceline.api.draft_length import NumDraftTokens, check_draft_length
 from paceline.api.drafter_files import is_drafter_file, read_drafter_file
 from paceline.api.drafter_like import (
@@ -86,6 +86,7 @@ def build_drafting(drafter: DrafterLike, *, target: Loaded) -> Drafting:
     - The directory of a draft head trained for the target (``paceline.draft_heads.files``), or the directory or Hub id
       of one that another project saved (``paceline.draft_heads.formats``); the target must be native.
     - "early_exit:exit_layer=8", for a native target that was trained to predict from this layer.
+    - "mtp", the layers of multi-token prediction in the directory of a native target; "mtp:DIR" in another one.
     - "layer_skip", the native target without the sub-layers that `paceline skip-search` found; "layer_skip:DIR",
       "layer_skip:attention=3-5;8,mlp=2" and "layer_skip:on_the_fly=true" are other ways to choose them.
     - vLLM's ``speculative_config``, a mapping or its JSON (``read_speculative_config``). Where it gives no length, a
@@ -190,10 +191,14 @@ def _speculate(speculation: Speculation, target: Loaded) -> Drafter:
         )
         return HostDrafting(made)
     path, shape, draws = speculation.model, speculation.tree, speculation.draws
+    as_trained = speculation.num_draft_tokens is None
+    if speculation.method == MTP:
+        layers = TargetLayers(layers=path)
+        return layers.drafter(target, revision=speculation.revision, shape=shape, draws=draws, as_trained=as_trained)
+    assert path is not None
     head = find_head(path, speculation.revision)
     if head is not None:
         kinds = HEAD_METHODS.get(speculation.method)
-        as_trained = speculation.num_draft_tokens is None
         return build_head_drafter(head, target=target, shape=shape, draws=draws, as_trained=as_trained, kinds=kinds)
     if speculation.method in HEAD_METHODS:
         raise ValueError(

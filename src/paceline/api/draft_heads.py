@@ -22,6 +22,7 @@ from paceline.drafters.tree.shapes import Shape, Topology
 from paceline.models import hub
 from paceline.models.backend import fastest, pack_weights
 from paceline.models.directory import ModelError, is_hub_id
+from paceline.models.draft_layers import holds_draft_layers
 from paceline.models.native.decoder import DecoderLM
 
 __all__ = ["Weightless", "WeightlessExit", "build_head_drafter", "find_head", "is_head", "read_weightless"]
@@ -39,6 +40,14 @@ def find_head(draft: str | Path, revision: str | None = None, *, pickles: bool =
         return Path(draft) if is_head(draft) else None
     found = hub.fetch(str(draft), revision, pickles=pickles)
     return found if is_head(found) else None
+
+
+def find_layers(model: str | Path, revision: str | None = None) -> Path | None:
+    """The directory of the model that ``model`` names, a directory or Hub id, if it has layers of multi-token
+    prediction; else None.
+    """
+    folder = hub.fetch(str(model), revision) if is_hub_id(model) else Path(model)
+    return folder if holds_draft_layers(folder) else None
 
 
 def build_head_drafter(
@@ -85,6 +94,33 @@ class WeightlessExit:
         return _drafter(EarlyExitHead.make(config, lm, generator=torch.Generator()), target)
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetLayers:
+    """The layers of multi-token prediction in the directory or Hub id ``layers`` (None: the target's own)."""
+
+    layers: str | None = None
+
+    def drafter(
+        self,
+        target: Loaded,
+        *,
+        revision: str | None = None,
+        shape: Shape | None = None,
+        draws: frozenset[Draw] | None = None,
+        as_trained: bool = False,
+    ) -> Drafter:
+        """The drafter, as ``build_head_drafter`` makes it. Raises ValueError for a model without such layers."""
+        given = self.layers or target.name
+        found = find_head(given, revision) or find_layers(given, revision)
+        if found is None:
+            raise ValueError(
+                f"drafter 'mtp' needs a head that was trained for the target, and {given} has no layers of multi-token "
+                "prediction: give the head's directory instead of the name"
+            )
+        return build_head_drafter(found, target=target, shape=shape, draws=draws, as_trained=as_trained, kinds=(MTP,))
+
+
 class Weightless(Protocol):
     """Options of a drafter whose only weights are the target's."""
 
@@ -93,21 +129,27 @@ class Weightless(Protocol):
         ...
 
 
+MTP = "mtp"
+DIRECTORY_OPTIONS = {LAYER_SKIP: "skip", MTP: "layers"}
 WITHOUT_FILES = Registry(
     "drafter",
-    {"early_exit": "paceline.api.draft_heads:WeightlessExit", LAYER_SKIP: "paceline.api.layer_skip:LayerSkip"},
+    {
+        "early_exit": "paceline.api.draft_heads:WeightlessExit",
+        LAYER_SKIP: "paceline.api.layer_skip:LayerSkip",
+        MTP: "paceline.api.draft_heads:TargetLayers",
+    },
 )
 
 
 def read_weightless(text: str) -> Weightless | None:
-    """The drafter of "early_exit:exit_layer=8" or "layer_skip:DIR"; None if ``text`` names one of another kind.
+    """The drafter of "early_exit:exit_layer=8", "layer_skip:DIR" or "mtp"; None if ``text`` names one of another kind.
 
     Raises ValueError for a name that needs the head's directory, and for unknown options.
     """
     name, _, rest = text.partition(":")
-    if name == LAYER_SKIP:
-        file = rest != "" and "=" not in rest  # "layer_skip:DIR" is "layer_skip:skip=DIR"
-        return read_named(WITHOUT_FILES, f"{name}:skip={rest}" if file else text).make()
+    if name in DIRECTORY_OPTIONS:
+        alone = rest != "" and "=" not in rest  # "layer_skip:DIR" is "layer_skip:skip=DIR"
+        return read_named(WITHOUT_FILES, f"{name}:{DIRECTORY_OPTIONS[name]}={rest}" if alone else text).make()
     if name not in DRAFT_HEADS:
         return None
     if name in WITHOUT_FILES and name != text:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.api.draft_heads import find_head
+from paceline.api.draft_heads import find_head, find_layers
 from paceline.api.loading import Loaded
 from paceline.draft_heads.base import DraftHead
 from paceline.draft_heads.files import build_imported, load_head, save_head
@@ -38,6 +38,8 @@ class ReadHead:
 def read_head(path: str | Path, *, target: Loaded, pickles: bool = False, revision: str | None = None) -> ReadHead:
     """The draft head of a directory or Hub id, ours or another project's, for ``target``, which must be native.
 
+    Of a model with layers of multi-token prediction it is these.
+
     ``pickles`` allows pickled weights, by torch's weights-only loader. Raises ValueError as ``load_head`` does, and for
     what is no head.
     """
@@ -46,11 +48,11 @@ def read_head(path: str | Path, *, target: Loaded, pickles: bool = False, revisi
         raise ModelError(
             f"{target.name} is run by transformers, and a head needs a native target: give backend='native'"
         )
-    folder = find_head(path, revision, pickles=pickles)
+    folder = find_head(path, revision, pickles=pickles) or find_layers(path, revision)
     if folder is None:
         raise FormatError(
             f"{path} is no draft head: neither its config.json nor the names of its tensors say so; give a directory "
-            "that paceline train wrote, or another project's head"
+            "that paceline train wrote, another project's head, or a model with layers of multi-token prediction"
         )
     if is_own_head(folder):
         return ReadHead(head=load_head(folder, lm, target_name=target.name), target=lm, path=folder, foreign=None)

@@ -43,11 +43,11 @@ def describe_head(
             "of": found.target_name or _named_target(files),
             "hidden_states": list(read.head.taps),
             "advised_tokens": found.num_draft_tokens,
-            **_sizes(files),
+            **_sizes(files, found.within),
         },
         "assumptions": _assumptions(found),
         "tensors": {
-            "read": len(files.headers) - len(found.ignored),
+            "read": sum(name.startswith(found.within) for name in files.headers) - len(found.ignored),
             "ignored": list(found.ignored),
             "tied": list(found.tied),
         },
@@ -75,11 +75,14 @@ def _describe_own(path: Path, name: str) -> dict[str, object]:
     }
 
 
-def _sizes(files: HeadFiles) -> dict[str, object]:
+def _sizes(files: HeadFiles, within: str = "") -> dict[str, object]:
+    """Of the tensors whose names begin with ``within``; the others in the files are the target's."""
+    headers = [header for name, header in files.headers.items() if name.startswith(within)]
+    stored = sum(file.stat().st_size for file in files.weights)
     return {
-        "parameters": sum(header.numel() for header in files.headers.values() if header.is_floating_point()),
-        "precision": sorted({dtype_name(header.dtype) for header in files.headers.values()}),
-        "size_on_disk": sum(file.stat().st_size for file in files.weights),
+        "parameters": sum(header.numel() for header in headers if header.is_floating_point()),
+        "precision": sorted({dtype_name(header.dtype) for header in headers}),
+        "size_on_disk": sum(header.numel() * header.itemsize for header in headers) if within else stored,
     }
 
 

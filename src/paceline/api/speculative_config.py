@@ -16,6 +16,7 @@ from paceline.api.speculative_fields import (
     KEYS,
     METHODS,
     MODEL,
+    MTP_ALIASES,
     NGRAM,
     REFUSED,
     REFUSED_METHODS,
@@ -56,11 +57,12 @@ class NgramSpeculation:
 class ModelSpeculation:
     """Draft ``num_draft_tokens`` per step (None: not given) with a draft model or head, with one of ``draws``.
 
-    With a ``tree`` this is its depth. ``unused`` are the keys that have no effect.
+    ``model`` None is the target's own directory, for the method mtp alone. With a ``tree`` this is its depth.
+    ``unused`` are the keys that have no effect.
     """
 
     num_draft_tokens: int | None
-    model: str
+    model: str | None
     revision: str | None
     draws: frozenset[Draw]
     tree: Topology | None = None
@@ -127,7 +129,7 @@ def _method(values: Mapping[str, object]) -> str:
     if model in NGRAM and given in (None, *NGRAM):
         method = given or model  # vLLM takes the word for the model, too
     if isinstance(method, str) and method in METHODS:
-        return method
+        return "mtp" if method in MTP_ALIASES else method
     what = f"method={method!r}" if given is not None else f"model={model!r}, which is a class of Python in vLLM"
     if isinstance(method, str) and method in REFUSED_METHODS:
         raise ValueError(f"speculative_config: {what}: {REFUSED_METHODS[method]}")
@@ -195,7 +197,7 @@ def _read_suffix(values: Mapping[str, object], unused: tuple[str, ...]) -> Suffi
 def _read_model(values: Mapping[str, object], unused: tuple[str, ...], method: str) -> ModelSpeculation:
     tree = _tree(values, "speculative_token_tree")
     model = _text(values, "model")
-    if model is None:
+    if model is None and method != "mtp":
         raise ValueError(f"speculative_config: method={method!r} needs model: give a directory or Hub id")
     draw = _one_of(values, "draft_sample_method", tuple(DRAWS))
     return ModelSpeculation(

@@ -15,7 +15,11 @@ HEAD_METHODS: dict[str, tuple[str, ...]] = {
     "mlp_speculator": ("mlp_speculator",),
     "dflash": ("block",),
     "dspark": ("block",),
+    "mtp": ("mtp",),
 }
+
+# Older names of the method mtp, of the layouts that are read.
+MTP_ALIASES = ("deepseek_mtp", "glm4_moe_mtp", "mimo_mtp", "qwen3_5_mtp", "qwen3_next_mtp")
 
 # Method -> what drafts here.
 METHODS: dict[str, str] = {
@@ -26,21 +30,22 @@ METHODS: dict[str, str] = {
     **{
         method: f"the draft head `model`, ours or [another project's](formats.md), of the kind `{kinds[0]}`"
         for method, kinds in HEAD_METHODS.items()
+        if method != "mtp"
     },
+    "mtp": "the layers of multi-token prediction in the target's directory, or in that of `model`, or the "
+    "[draft head](drafters/mtp.md) `model`",
+    **dict.fromkeys(MTP_ALIASES, "as `mtp`; the layout is found in the files"),
 }
 
 MTP_METHODS = (
-    "mtp",
     "bailing_hybrid_mtp",
     "bailing_hybrid_v3_mtp",
-    "deepseek_mtp",
     "dots3_note_mtp",
     "ernie_mtp",
     "exaone4_5_mtp",
     "exaone_moe_mtp",
     "gemma4_mtp",
     "glm4_moe_lite_mtp",
-    "glm4_moe_mtp",
     "glm5_next_mtp",
     "glm_ocr_mtp",
     "hy_v3_mtp",
@@ -48,13 +53,10 @@ MTP_METHODS = (
     "inkling_mtp",
     "kimi_k3_mtp",
     "longcat_flash_mtp",
-    "mimo_mtp",
     "mimo_v2_mtp",
     "minimax_m3_mtp",
     "nemotron_h_mtp",
     "pangu_ultra_moe_mtp",
-    "qwen3_5_mtp",
-    "qwen3_next_mtp",
     "qwen4_exp_mtp",
     "step3p5_mtp",
     "step5_mtp",
@@ -67,8 +69,7 @@ INSTEAD = (
 REFUSED_METHODS: dict[str, str] = {
     **dict.fromkeys(
         MTP_METHODS,
-        f"MTP layers in the target's checkpoint are not loaded: {INSTEAD}. `paceline train` trains a `prophet`, which "
-        "drafts from the target's last hidden states as they do",
+        f"models of this kind and their MTP layers are not read: {INSTEAD}. `paceline train` trains an `mtp` head",
     ),
     "custom_class": (
         "a class that is written for vLLM's engine cannot run here: derive one from Drafter or HostDrafter, and give "
@@ -104,7 +105,7 @@ HONOURED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "suffix_decoding_max_spec_factor": (SUFFIX, "drafted tokens for each that matches, by default 1.0: `factor`"),
     "suffix_decoding_min_token_prob": (SUFFIX, "least probability of a drafted token, by default 0.1: `min_prob`"),
-    "model": (MODEL, "a directory or a Hub id, of a draft model or of a draft head"),
+    "model": (MODEL, "a directory or a Hub id, of a draft model or of a draft head; of `mtp` the target's by default"),
     "revision": (MODEL, "branch, tag or commit of a Hub id"),
     "draft_sample_method": (
         MODEL,

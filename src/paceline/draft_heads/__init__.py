@@ -16,6 +16,7 @@ DRAFT_HEADS = Registry(
         "linear_prophet": "paceline.draft_heads.linear_prophet:LinearProphetHead",
         "medusa": "paceline.draft_heads.medusa:MedusaHead",
         "mlp_speculator": "paceline.draft_heads.mlp_speculator:MLPSpeculatorHead",
+        "mtp": "paceline.draft_heads.mtp:MTPHead",
         "prophet": "paceline.draft_heads.prophet:ProphetHead",
     },
 )

@@ -83,7 +83,7 @@ class EagleHead(PairHead):
         state = hidden[self.tap]
         return self._norm[0](state) if self.options.normalized else state
 
-    def pair(self, feature: Tensor, tokens: Tensor) -> Tensor:
+    def pair(self, feature: Tensor, tokens: Tensor, first: Tensor | None = None) -> Tensor:
         """Embedding and feature, joined: [B, n, H]."""
         embedded = self.decoder.embed(tokens.flatten()).view(*tokens.shape, -1)
         return self.fc(torch.cat((embedded.to(feature.dtype), feature), dim=-1))

@@ -59,7 +59,7 @@ class Eagle3Head(PairHead):
         size, count, width = self.target_size, len(self.fused), decoder.config.hidden_size
         self.fc = nn.Linear(count * size, width, bias=False)
         sizes = {"none": [], "joint": [count * size], "each": [size] * count}[config.fc_norm]
-        self.fc_norms = nn.ModuleList(RMSNorm(one, config.norm_eps) for one in sizes)
+        self.fc_norms = nn.ModuleList(RMSNorm(one, decoder.config.norm_eps) for one in sizes)
 
     @classmethod
     def make(cls, config: DraftHeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
@@ -113,7 +113,7 @@ class Eagle3Head(PairHead):
         joint = torch.cat(states, dim=-1)
         return self.fc(self.fc_norms[0](joint) if self.options.fc_norm == "joint" else joint)
 
-    def pair(self, feature: Tensor, tokens: Tensor) -> Tensor:
+    def pair(self, feature: Tensor, tokens: Tensor, first: Tensor | None = None) -> Tensor:
         """The embedding and the feature [B, n, 2 W]; the first layer normalises both."""
         embedded = self.decoder.embed(tokens.flatten()).view(*tokens.shape, -1)
         return torch.cat((embedded.to(feature.dtype), feature), dim=-1)

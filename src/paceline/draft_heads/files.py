@@ -25,6 +25,7 @@ from paceline.draft_heads.layers import DRAFT_IDS
 from paceline.models.directory import CONFIG, is_own_head
 from paceline.models.directory import HEAD_TYPE as MODEL_TYPE
 from paceline.models.directory import is_head as is_head
+from paceline.models.draft_layers import holds_draft_layers
 from paceline.models.fingerprint import Fingerprint, fingerprint
 from paceline.models.native.decoder import DecoderLM
 
@@ -100,14 +101,15 @@ def load_head(
 ) -> DraftHead:
     """The head of the directory ``path`` around ``target``, in its precision, on its device, in evaluation mode.
 
-    It may be another project's, by ``formats.detection``; of these only, ``pickles`` allows pickled weights.
+    It may be another project's, by ``formats.detection``; of these only, ``pickles`` allows pickled weights. Of a model
+    with layers of multi-token prediction it is these.
 
     Raises HeadError for files that are missing, broken or not of one writing, for weights that do not fit the config,
     and for a head of another target than ``target``, which messages call ``target_name``; FormatError for other
     projects' heads, as ``read_foreign`` does.
     """
     path = Path(path)
-    if is_head(path) and not is_own_head(path):
+    if (is_head(path) and not is_own_head(path)) or holds_draft_layers(path):
         return build_imported(read_foreign(path, target, pickles=pickles).imported, target, path=path)
     record = read_head_config(path)
     own = fingerprint(target)

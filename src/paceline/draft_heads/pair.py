@@ -38,12 +38,12 @@ class PairConfig(DraftHeadConfig):
     num_heads: int | None = Field(default=None, ge=1)
     num_kv_heads: int | None = Field(default=None, ge=1)
     head_dim: int | None = Field(default=None, ge=2)
-    norm_eps: float = Field(default=1e-6, gt=0)
+    norm_eps: float | None = Field(default=1e-6, gt=0)  # None: the target's
     norm_offset: bool = False  # norms multiply by one plus their weight, as Gemma's
     qk_norm: bool = False  # norms of queries and keys, per head
     attention_bias: bool = False  # of queries, keys and values
     output_bias: bool = False  # of the attention's output
-    rope_theta: float = Field(default=10000.0, gt=0)
+    rope_theta: float | None = Field(default=10000.0, gt=0)  # None: the target's rotary embedding
     rope_scaling: dict[str, Any] | None = None  # as rope_parameters of a config.json, without the base
     depth: int = Field(default=5, ge=1)  # steps that training unrolls; it may draft more
     depth_decay: float = Field(default=0.8, gt=0, le=1)  # of the loss, per step
@@ -58,7 +58,9 @@ class PairConfig(DraftHeadConfig):
         return tuple(self.depth_decay**step for step in range(self.depth))
 
     def decoder(self, target: DecoderConfig, *, hidden_size: int | None = None) -> DecoderConfig:
-        """The configuration of its blocks. Raises ValueError for heads that no key-value heads can be shared among."""
+        """The configuration of its blocks. Raises ValueError for heads that no key-value heads can be shared among, and
+        for those that the target's rotary embedding is not of.
+        """
         width = hidden_size or target.hidden_size
         head_dim = self.head_dim or target.head_dim
         num_heads = self.num_heads or target.num_heads
@@ -74,8 +76,8 @@ class PairConfig(DraftHeadConfig):
             head_dim=head_dim,
             ffn_size=self.ffn_size or target.ffn_size,
             max_positions=target.max_positions,
-            norm_eps=self.norm_eps,
-            rotary=self._rotary(head_dim, width, num_heads, target.max_positions),
+            norm_eps=self.norm_eps or target.norm_eps,
+            rotary=self._rotary(head_dim, width, num_heads, target),
             norm=OffsetRMSNorm if self.norm_offset else RMSNorm,
             attention=AttentionConfig(
                 bias=self.attention_bias,
@@ -86,16 +88,28 @@ class PairConfig(DraftHeadConfig):
             multipliers=Multipliers(logits=target.multipliers.logits),
         )
 
-    def _rotary(self, head_dim: int, width: int, num_heads: int, max_positions: int) -> RotaryConfig:
+    def _rotary(self, head_dim: int, width: int, num_heads: int, target: DecoderConfig) -> RotaryConfig:
+        theta = self.rope_theta
+        if theta is None:
+            if self.rope_scaling is not None:
+                raise ValueError(f"rope_scaling={self.rope_scaling} without rope_theta: give both, or none of them")
+            if target.rotary is not None and head_dim != target.head_dim:
+                raise ValueError(
+                    f"head_dim={head_dim}: the target's rotary embedding is of heads of {target.head_dim}, so give "
+                    "rope_theta"
+                )
+            if target.rotary is not None:
+                return target.rotary
+            theta = 10000.0
         if self.rope_scaling is None:
-            return RotaryConfig(tuple(self.rope_theta ** (-i / head_dim) for i in range(0, head_dim - 1, 2)))
+            return RotaryConfig(tuple(theta ** (-i / head_dim) for i in range(0, head_dim - 1, 2)))
         fields: dict[str, object] = {
             "model_type": "llama",
             "hidden_size": width,
             "num_attention_heads": num_heads,
             "head_dim": head_dim,
-            "max_position_embeddings": max_positions,
-            "rope_parameters": {**self.rope_scaling, "rope_theta": self.rope_theta},
+            "max_position_embeddings": target.max_positions,
+            "rope_parameters": {**self.rope_scaling, "rope_theta": theta},
         }
         return rotary(fields, head_dim)
 
@@ -115,8 +129,11 @@ class PairHead(DraftHead):
         """Features [B, n, W] of tokens whose ``hidden`` states [B, n, H] lie at ``taps``."""
 
     @abstractmethod
-    def pair(self, feature: Tensor, tokens: Tensor) -> Tensor:
-        """What the first block reads of each ``feature`` [B, n, W] with the one of ``tokens`` [B, n] after it."""
+    def pair(self, feature: Tensor, tokens: Tensor, first: Tensor | None = None) -> Tensor:
+        """What the first block reads of each ``feature`` [B, n, W] with the one of ``tokens`` [B, n] after it.
+
+        ``first`` bool [B, n] are the pairs that begin a sequence (None: none).
+        """
 
     @abstractmethod
     def feedback(self, out: Tensor) -> Tensor:
@@ -157,8 +174,11 @@ class PairHead(DraftHead):
         position, weight = anchor_positions(anchors + 1, config.depth, segment, length=tokens.shape[1])
         drafted = tokens.gather(1, position.flatten(1)).view_as(position)  # [B, A, D]
         at = anchors[..., None].expand(-1, -1, self.width)
-        first = self.decoder.run_blocks(self.pair(known[:, :-1], tokens[:, 1:]), attend)
-        outs = [first.gather(1, at)]
+        first = torch.arange(num_pairs, device=tokens.device).eq(0).expand(rows, -1)
+        if segments is not None:
+            first = first | segments.diff(dim=1, prepend=segments[:, :1]).ne(0)
+        read = self.decoder.run_blocks(self.pair(known[:, :-1], tokens[:, 1:], first), attend)
+        outs = [read.gather(1, at)]
         for step in range(1, config.depth):
             attend.advance()
             outs.append(self.decoder.run_blocks(self.pair(self.feedback(outs[-1]), drafted[..., step]), attend))

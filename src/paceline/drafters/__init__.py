@@ -28,6 +28,7 @@ DRAFTERS = Registry(
         "block": "paceline.drafters.block:BlockDrafter",
         "eagle": "paceline.drafters.eagle:EagleDrafter",
         "eagle3": "paceline.drafters.eagle3:Eagle3Drafter",
+        "mtp": "paceline.drafters.mtp:MTPDrafter",
     },
     group="paceline.drafters",
     base="paceline.drafters.base:Drafter",

@@ -194,6 +194,7 @@ class PairDrafter(GrowingDrafter):
         """Commit the next ``count`` [B] pairs of ``features`` [B, n, W] with the sequences ``tokens`` [B, T]."""
         at = view.length[:, None] + 1 + self.index[: features.shape[1]]
         after = tokens.gather(1, at.clamp(max=tokens.shape[1] - 1))
+        first = at == 1
         taps = () if logits_for is LogitsFor.NONE else (self.lm.num_layers,)
-        pairs = self.head.pair(features, after)
+        pairs = self.head.pair(features, after, first)
         return read_hidden(self.lm, view, pairs, count, taps=taps, logits_for=logits_for)

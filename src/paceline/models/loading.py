@@ -4,7 +4,7 @@ Reads config.json and safetensors (single or sharded); refuses anything else by 
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from paceline.models import memory
 from paceline.models.directory import ModelError as ModelError
 from paceline.models.directory import read_config as read_config
+from paceline.models.draft_layers import is_draft_tensor
 from paceline.models.families import FAMILIES, Family
 from paceline.models.native.decoder import DecoderConfig, DecoderLM
 from paceline.models.native.fused_weights import fuse_parts, fused_groups, split_parts
@@ -69,6 +70,8 @@ def load(
     headers: dict[str, Tensor] = {}
     stored: dict[str, str] = {}  # the files' names of our own
     for name, header in _headers(path):
+        if is_draft_tensor(name, raw):
+            continue
         for own, part in family.read(name, header):
             headers[own], stored[own] = part, name
     check(config, headers, path=path, stored=lambda: {**stored_names(family, config), **stored})
@@ -76,7 +79,7 @@ def load(
     kept = {stored[own]: part for own, part in headers.items() if own not in skipped}
     _check_precision(kept, dtype, device, path)
     state: dict[str, Tensor] = {}
-    for name, tensor in _tensors(path):
+    for name, tensor in _tensors(path, wanted=set(kept)):
         for own, part in family.read(name, tensor):
             if own not in skipped:
                 state[own] = part.to(device=device, dtype=dtype).contiguous()
@@ -210,16 +213,20 @@ def _headers(path: Path) -> Iterator[tuple[str, Tensor]]:
     return _read(path, read)
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    return _read(path, lambda opened, name: opened.get_tensor(name))
+def _tensors(path: Path, *, wanted: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+    return _read(path, lambda opened, name: opened.get_tensor(name), wanted=wanted)
 
 
-def _read(path: Path, read: Callable[[Any, str], Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _read(
+    path: Path, read: Callable[[Any, str], Tensor], *, wanted: Collection[str] | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors called ``wanted`` (None: all)."""
     for file in _files(path):
         try:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():
-                    yield name, read(opened, name)
+                    if wanted is None or name in wanted:
+                        yield name, read(opened, name)
         except SafetensorError as error:
             raise ModelError(f"{file} is not a safetensors file ({error})") from error
 

@@ -14,7 +14,11 @@ EXAMPLES = {
     "medusa": ("medusa", dict(num_blocks=2, shared_blocks=True)),
     "medusa_vllm": ("medusa", dict(num_blocks=2, draft_vocab_size=24)),
     "mlp_speculator": ("mlp_speculator", dict(depth=3)),
+    "mtp_deepseek": ("mtp", dict(embedding_first=True, normalized=True)),
+    "mtp_mimo": ("mtp", dict(attention_bias=True)),
+    "mtp_qwen": ("mtp", dict(embedding_first=True, normalized=True, zero_first=False)),
     "speculators_eagle3": ("eagle3", dict(draft_vocab_size=24, fc_norm="joint", norm_output=True, num_layers=2)),
     "speculators_dflash": ("block", dict(**BLOCK, draft_vocab_size=24)),
     "speculators_dspark": ("block", dict(**SPARK, anchor_first=True, draft_vocab_size=24)),
+    "speculators_mtp": ("mtp", dict(embedding_first=True, zero_first=False, qk_norm=True)),
 }

@@ -15,6 +15,7 @@ from paceline.draft_heads.formats import FORMATS
 from paceline.draft_heads.formats.base import HeadFiles
 from paceline.draft_heads.formats.detection import detect, find_format
 from paceline.models.directory import is_own_head
+from paceline.models.draft_layers import holds_draft_layers
 from paceline.models.fingerprint import fingerprint
 from tests.api.checkpoints import pair
 from tests.draft_heads.formats.examples import EXAMPLES
@@ -23,6 +24,7 @@ from tests.draft_heads.test_prophet import make
 PAGE = Path(__file__).parents[3] / "docs" / "formats.md"
 PROMPT = [7, 3, 5, 7, 3, 5, 7]
 PARAMS = paceline.SamplingParams(max_tokens=16, temperature=0.8, seed=3)
+IN_TARGET = ("mtp_deepseek", "mtp_mimo", "mtp_qwen")  # written into a copy of the target's directory
 every_format = pytest.mark.parametrize("name", EXAMPLES)
 
 
@@ -49,9 +51,15 @@ def test_every_format_has_an_example_and_a_row_in_the_table():
         assert find_format(name).name == name and find_format(name).title in table, name
 
 
+def drafter_of(name, folder):
+    """As which a head in the format called ``name`` is given: layers in their target's directory by their name."""
+    return f"mtp:{folder}" if name in IN_TARGET else folder
+
+
 @every_format
 def test_files_are_detected_as_their_own(name, saved):
-    assert is_head(saved / "theirs") and not is_own_head(saved / "theirs")
+    assert is_head(saved / "theirs") is (name not in IN_TARGET) and not is_own_head(saved / "theirs")
+    assert holds_draft_layers(saved / "theirs") is (name in IN_TARGET)
     assert detect(HeadFiles(saved / "theirs")).name == name
 
 
@@ -69,14 +77,15 @@ def test_round_trips_are_bitwise(name, saved, target):
 
 @every_format
 def test_head_drafts_as_the_one_that_it_was_written_from(name, saved, target):
-    def accepted(folder):
-        [result] = paceline.generate(target, [PROMPT], PARAMS, drafter=folder, num_draft_tokens=3)
+    def accepted(drafter):
+        [result] = paceline.generate(target, [PROMPT], PARAMS, drafter=drafter, num_draft_tokens=3)
         return result.token_ids, result.stats.drafted, result.stats.accepted
 
     plain = paceline.generate(target, [PROMPT], PARAMS, drafter=None)[0].token_ids
     own = accepted(saved / "own")
-    assert accepted(saved / "theirs") == own and own[0] == plain and sum(own[1]) > 0
-    ours, theirs = (build_drafter(saved / folder, target=target) for folder in ("own", "theirs"))
+    assert accepted(drafter_of(name, saved / "theirs")) == own and own[0] == plain and sum(own[1]) > 0
+    ours = build_drafter(saved / "own", target=target)
+    theirs = build_drafter(drafter_of(name, saved / "theirs"), target=target)
     assert type(ours) is type(theirs)
 
 

@@ -47,7 +47,7 @@ class Inspect(Command):
 
     Reads only the config, the tokenizer and the headers of the weights, so large models take no longer. Of a draft
     head, ours or another project's, it shows the format; with --target, for which both are loaded, everything that was
-    assumed to read it.
+    assumed to read it. With --target a model with layers of multi-token prediction is such a head too.
 
     Examples:
 
@@ -82,9 +82,11 @@ class Inspect(Command):
 
     def run(self) -> int:
         """Describe a model or a draft head."""
-        from paceline.api.draft_heads import find_head
+        from paceline.api.draft_heads import find_head, find_layers
 
         head = find_head(self.model, self.revision, pickles=self.pickles)
+        if head is None and self.target is not None:
+            head = find_layers(self.model, self.revision)
         if head is not None:
             facts = self._describe_head(head)
             sections = {"conclusion": self._conclude_head(facts["head"]), **facts}

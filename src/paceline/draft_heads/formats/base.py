@@ -43,6 +43,7 @@ class Imported:
     config: DraftHeadConfig
     state: dict[str, Tensor]  # by the names of own_state
     assumptions: tuple[Assumption, ...]
+    within: str = ""  # the beginning of the names of its tensors, where others in the files are the target's layers
     ignored: tuple[str, ...] = ()  # tensors of the files that are not read
     tied: tuple[str, ...] = ()  # of these, or of our names, those that are the target's own or stored once for several
     target_name: str | None = None  # the target that the files name
@@ -95,8 +96,11 @@ def check_names(
     *,
     optional: Mapping[str, tuple[int, ...]] | None = None,
     ignored: Iterable[str] = (),
+    within: str = "",
 ) -> tuple[str, ...]:
     """The tensors of ``files`` that are not read: those whose names match a pattern of ``ignored`` or IGNORED.
+
+    Names that do not begin with ``within`` are the target's, and not looked at.
 
     Raises FormatError naming the tensors of ``wanted`` that are missing, those that are in none of the tables, and
     those of another shape.
@@ -104,7 +108,7 @@ def check_names(
     known = {**(optional or {}), **wanted}
     patterns = (*IGNORED, *ignored)
     missing = [name for name in wanted if name not in files.headers]
-    left = [name for name in files.headers if name not in known]
+    left = [name for name in files.headers if name not in known and name.startswith(within)]
     skipped = tuple(name for name in left if any(fnmatchcase(name, pattern) for pattern in patterns))
     unknown = [name for name in left if name not in skipped]
     shapes = [

@@ -3,6 +3,7 @@
 V the target's vocabulary, D the draft's, H hidden size.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from paceline.draft_heads.formats.base import FormatError, HeadFiles
 from paceline.draft_heads.formats.head_files import FETCH_AGAIN
 from paceline.draft_heads.formats.speculators import LayerFields
 from paceline.models.native.config import DecoderConfig, NormSpan
+from paceline.models.native.layers import RotaryConfig
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 D2T, T2D = "d2t", "t2d"
@@ -77,8 +79,15 @@ class LayerSizes:
         )
 
     @staticmethod
-    def of_config(config: DecoderConfig, prefixes: Sequence[str], *, paired: bool = False, first_norm: bool = True):
-        """Those of a decoder."""
+    def of_config(
+        config: DecoderConfig,
+        prefixes: Sequence[str],
+        *,
+        paired: bool = False,
+        first_norm: bool = True,
+        biased: bool = False,
+    ) -> "LayerSizes":
+        """Those of a decoder; ``biased``: with biases of queries, keys and values even where it has none."""
         return LayerSizes(
             prefixes=prefixes,
             hidden_size=config.hidden_size,
@@ -86,7 +95,7 @@ class LayerSizes:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             ffn_size=config.ffn_size,
-            bias=config.attention.bias,
+            bias=config.attention.bias or biased,
             output_bias=config.attention.output_bias,
             qk_norm=config.attention.norm_span is NormSpan.HEAD,
             paired=paired,
@@ -170,8 +179,32 @@ def read_rope(files: HeadFiles, prefix: str) -> tuple[float, dict[str, object] |
     return float(theta), None if plain else given, source
 
 
-def layer_fields(config: DecoderConfig, theta: float, scaling: Mapping[str, object] | None, *, vocab_size: int):
-    """The layers of a decoder as config.json spells them. Raises FormatError for biases that no spelling has."""
+def _rope_base(config: DecoderConfig) -> float:
+    """The base of the rotary embedding, which is the target's. Raises FormatError where it is scaled."""
+    assert config.rotary is not None
+    found, size = config.rotary.inverse_frequencies, config.head_dim
+    base = float(f"{found[1] ** (-size / 2):.5g}") if len(found) > 1 else 10000.0
+    plain = RotaryConfig(tuple(base ** (-i / size) for i in range(0, size - 1, 2)))
+    if not same_rotary(config.rotary, plain):
+        raise FormatError(
+            "the target's rotary embedding is scaled: give the head rope_theta and rope_scaling of its own"
+        )
+    return base
+
+
+def same_rotary(one: RotaryConfig | None, other: RotaryConfig | None) -> bool:
+    """Whether two rotary embeddings turn by the same angles, up to the rounding of float32."""
+    if one is None or other is None or len(one.inverse_frequencies) != len(other.inverse_frequencies):
+        return one is other
+    pairs = zip((*one.inverse_frequencies, one.factor), (*other.inverse_frequencies, other.factor), strict=True)
+    return all(math.isclose(first, second, rel_tol=1e-5) for first, second in pairs)
+
+
+def layer_fields(config: DecoderConfig, theta: float | None, scaling: Mapping[str, object] | None, *, vocab_size: int):
+    """The layers of a decoder as config.json spells them; ``theta`` None is the base of its rotary embedding.
+
+    Raises FormatError for biases and for a rotary embedding that no spelling has.
+    """
     if config.attention.bias != config.attention.output_bias:
         raise FormatError(
             f"attention_bias={config.attention.bias} and output_bias={config.attention.output_bias}: the format has "
@@ -188,7 +221,7 @@ def layer_fields(config: DecoderConfig, theta: float, scaling: Mapping[str, obje
         vocab_size=vocab_size,
         max_positions=config.max_positions,
         norm_eps=config.norm_eps,
-        rope_theta=theta,
+        rope_theta=_rope_base(config) if theta is None else theta,
         rope_scaling=scaling,
         attention_bias=config.attention.bias,
     )
