@@ -26,6 +26,7 @@ HEADS = {
     "dspark, draft vocabulary": ("dspark", "DSpark", 2, dict(**SPARK, draft_vocab_size=24)),
     "eagle3": ("eagle3", "Eagle3", 1, dict(**EAGLE, draft_vocab_size=tiny.VOCAB, norm_before_fc=True)),
     "eagle3, draft vocabulary": ("eagle3", "Eagle3", 1, dict(**EAGLE, draft_vocab_size=24, norm_output=True)),
+    "mtp": ("mtp", "MTP", tiny.LLAMA["num_hidden_layers"], {}),
     "eagle3, norms": ("eagle3", "Eagle3", 1, dict(**EAGLE, draft_vocab_size=24, fc_norm=True)),
 }
 
@@ -58,8 +59,9 @@ def saved(name, tmp_path):
         model = kind(config)
         for part in model.parameters():
             part.data = torch.randn_like(part) * 0.2
-        if fields["draft_vocab_size"] < tiny.VOCAB:
-            ids = torch.randperm(tiny.VOCAB)[: fields["draft_vocab_size"]].sort().values
+        size = fields.get("draft_vocab_size", tiny.VOCAB)
+        if size < tiny.VOCAB:
+            ids = torch.randperm(tiny.VOCAB)[:size].sort().values
             model.d2t.copy_(ids - torch.arange(len(ids)))
             model.t2d.zero_()[ids] = True
         model.save_pretrained(tmp_path / "theirs")
@@ -79,7 +81,7 @@ def test_head_of_the_package_is_read_and_written_as_it_was(name, saved):
         convert(head, detect(theirs), target=target, target_name=target_name, num_draft_tokens=3), folder / "ours"
     )
     ours = HeadFiles(folder / "ours")
-    kept = {one for one in theirs.headers if not one.startswith("embed_tokens")}
+    kept = {one for one in theirs.headers if not one.startswith(("embed_tokens", "verifier_"))}
     assert kept <= set(ours.headers) and set(ours.headers) <= set(theirs.headers)
     assert all(torch.equal(ours.tensor(one), theirs.tensor(one)) for one in kept)
     again = kind.from_pretrained(folder / "ours").state_dict()
@@ -108,3 +110,26 @@ def test_logits_are_those_of_the_packages_forward_at_every_step(name, saved):
         inside = roots + step < tokens.shape[1]
         assert torch.allclose(ours.logits[0, inside, step], theirs[roots[inside] - 1], atol=1e-6), step
     assert len(steps) == 3
+
+
+@pytest.mark.parametrize("name", ["mtp"])
+def test_logits_of_a_module_are_those_of_the_packages_layer_at_every_step(name, saved):
+    _, model, folder = saved
+    target = load(folder / "target", dtype=torch.float64)
+    head = load_head(folder / "theirs", target)
+    model = model.double()
+    model.embed_tokens.weight.data = target.embed.weight.detach().clone()
+    model.lm_head.weight.data = target.head.weight.detach().clone()
+    tokens = torch.randint(0, tiny.VOCAB, (1, 30))
+    outs = []
+    model.mtp_layers[0].register_forward_hook(lambda _, __, out: outs.append(out))
+    with torch.no_grad():
+        hidden = target.causal(tokens, taps=head.taps).hidden
+        ours = head.unroll(tokens, hidden)
+        for anchor in (0, 7, 20):  # of a draft, whose pairs take the places of the target's behind it
+            states = hidden[target.num_layers].clone()
+            for step in range(3):
+                outs.clear()
+                theirs, _, _ = model(input_ids=tokens, hidden_states=states)
+                states[0, anchor + step + 1] = outs[0][0, anchor + step]  # of the first of its steps
+                assert torch.allclose(ours.logits[0, anchor, step], theirs[0][0, anchor + step], atol=1e-6), step
