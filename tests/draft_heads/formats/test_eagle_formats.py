@@ -1,5 +1,6 @@
 """EAGLE-1 files: read as their layout says, by a forward in plain torch, and written again bit by bit."""
 
+import copy
 import json
 import math
 
@@ -9,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from paceline.draft_heads.files import load_head
-from paceline.draft_heads.formats.base import HeadFiles
+from paceline.draft_heads.formats.base import FormatError, HeadFiles, output_matrix
 from paceline.draft_heads.formats.detection import detect, find_format, read_foreign
 from paceline.draft_heads.formats.writing import convert, write_files
 from tests import tiny
@@ -67,7 +68,7 @@ def reference(tensors, target, tokens):
         gated = F.silu(inside @ weight("mlp.gate_proj").T) * (inside @ weight("mlp.up_proj").T)
         out = x + gated @ weight("mlp.down_proj").T
         if position >= ANCHOR:
-            logits.append(out @ target.head.weight.T)
+            logits.append(out @ output_matrix(target).T)
     return torch.stack(logits)
 
 
@@ -92,3 +93,32 @@ def test_written_files_are_those_that_were_read(bias, tmp_path):
     again = load_file(tmp_path / "ours/model.safetensors")
     assert again.keys() == tensors.keys() and all(torch.equal(again[name], one) for name, one in tensors.items())
     assert load_head(tmp_path / "ours", target).config == head.config
+
+
+def test_an_embedding_of_its_own_is_refused(tmp_path):
+    _, target = tiny.target()
+    tensors = foreign(tmp_path, target, bias=False)
+    tensors["embed_tokens.weight"] = tensors["embed_tokens.weight"] + 0.01
+    save_file({name: one.clone() for name, one in tensors.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(FormatError, match=r"embed_tokens.weight is not the target's, and an EAGLE head here shares it"):
+        load_head(tmp_path, target)
+    del tensors["embed_tokens.weight"]
+    save_file({name: one.clone() for name, one in tensors.items()}, tmp_path / "model.safetensors")
+    assert load_head(tmp_path, target).decoder.embed is target.embed
+
+
+def test_an_embedding_in_another_precision_is_the_targets(tmp_path):
+    """Files of float32, and a target that was rounded from the same numbers."""
+    _, target = tiny.target()
+    foreign(tmp_path, target, bias=False)
+    assert load_head(tmp_path, copy.deepcopy(target).to(torch.bfloat16)).decoder.dtype is torch.bfloat16
+
+
+def test_embeddings_of_gemma_are_read_without_their_factor(tmp_path):
+    target = tiny.native(tiny.causal("gemma", hidden_size=H, head_dim=8))
+    assert target.embedding_factor != 1.0
+    tensors = foreign(tmp_path, target, bias=True)
+    head = load_head(tmp_path, target)
+    head.config = head.sizes = head.config.model_copy(update={"depth": DEPTH})
+    wanted = reference(tensors, target, TOKENS)
+    torch.testing.assert_close(said(head, target, TOKENS), wanted, rtol=1e-7, atol=1e-7)

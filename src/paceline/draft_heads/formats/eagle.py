@@ -13,6 +13,7 @@ from paceline.draft_heads.formats.base import (
     Imported,
     check_names,
     check_target,
+    is_targets,
 )
 from paceline.draft_heads.formats.pair_tensors import LayerSizes, layer_fields, read_rope
 from paceline.models.native.decoder import DecoderLM
@@ -22,7 +23,10 @@ EMBED, FC, BIAS = "embed_tokens.weight", "fc.weight", "fc.bias"
 
 @final
 class EagleFormat(Format):
-    """Llama layers, the first without a norm of its input; the embedding in the files is the target's."""
+    """Llama layers, the first without a norm of its input; the embedding in the files must be the target's.
+
+    It is not scaled where the target's is (Gemma): heads of this format read the table itself.
+    """
 
     name: ClassVar[str] = "eagle"
     title: ClassVar[str] = "EAGLE-1, EAGLE-2 (SafeAILab), HASS"
@@ -47,6 +51,12 @@ class EagleFormat(Format):
         wanted = {FC: (size, 2 * size), **layers.shapes()}
         optional = {BIAS: (size,), EMBED: (target.vocab_size, size)}
         ignored = check_names(files, wanted, optional=optional)
+        own = target.embed.weight
+        if files.has(EMBED) and own.is_floating_point() and not is_targets(files, EMBED, own):
+            raise FormatError(
+                f"{files.path}: {EMBED} is not the target's, and an EAGLE head here shares it: give the target that it "
+                "was trained for"
+            )
         theta, scaling, rope_source = read_rope(files, "")
         eps, bias = files.value("rms_norm_eps", float), files.has(BIAS)
         eps_source = "not in the files: the default of Llama" if eps is None else "config.json: rms_norm_eps"
