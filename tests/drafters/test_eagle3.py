@@ -99,6 +99,7 @@ OPTIONS = {
     "norm before residual": {"norm_before_residual": True, "qk_norm": True},
     "two layers": {"num_layers": 2, "attention_bias": True, "num_heads": 2, "head_dim": 16, "ffn_size": 40},
     "few tokens": {"draft_vocab_size": DRAFT_SIZE, "rope_theta": 500.0},
+    "parallel": {"mask_token_id": 7, "fc_norm": "each", "taps": (2, 0)},
     "of its own": {"hidden_size": 24, "own_embedding": True, "num_heads": 3, "head_dim": 8},
 }
 SHAPES = {

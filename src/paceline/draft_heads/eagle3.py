@@ -1,5 +1,7 @@
 """The EAGLE-3 head: one layer over fused hidden states of the target and embedded tokens (2503.01840).
 
+P-EAGLE is the same head whose drafted pairs are all alike, so that a draft does not depend on its own tokens.
+
 B rows, n pairs, k taps, H hidden size of the target, W of the head.
 """
 
@@ -28,6 +30,7 @@ class Eagle3Config(PairConfig):
     norm_output: bool = False  # drafted tokens are paired with what the last norm gives, not with what it reads
     hidden_size: int | None = Field(default=None, ge=1)  # with an embedding of its own; None: the target's
     own_embedding: bool = False
+    mask_token_id: int | None = Field(default=None, ge=0)  # drafted pairs are of it and of learned states (P-EAGLE)
     draft_vocab_size: int | None = Field(default=None, ge=1)  # None: the target's whole vocabulary
 
     def taps_of(self, num_layers: int) -> tuple[int, ...]:
@@ -59,6 +62,7 @@ class Eagle3Head(PairHead):
         size, count, width = self.target_size, len(self.fused), decoder.config.hidden_size
         self.fc = nn.Linear(count * size, width, bias=False)
         sizes = {"none": [], "joint": [count * size], "each": [size] * count}[config.fc_norm]
+        self.mask = None if config.mask_token_id is None else nn.Embedding(1, count * size)  # the states of such a pair
         self.fc_norms = nn.ModuleList(RMSNorm(one, decoder.config.norm_eps) for one in sizes)
 
     @classmethod
@@ -70,6 +74,8 @@ class Eagle3Head(PairHead):
                 f"hidden_size={width}: the target's embedding is {target.config.hidden_size} wide, so give "
                 "own_embedding: true"
             )
+        if config.mask_token_id is not None and config.mask_token_id >= target.vocab_size:
+            raise ValueError(f"mask_token_id={config.mask_token_id}: the target has {target.vocab_size} tokens")
         vocab = DraftVocab.make(config.draft_vocab_size, target)
         blocks = config.decoder(target.config, hidden_size=width)
         with torch.device("meta"):
@@ -98,6 +104,7 @@ class Eagle3Head(PairHead):
         assert self.decoder.head is not None
         own: dict[str, nn.Module] = {"fc": self.fc, "fc_norms": self.fc_norms, "blocks": self.decoder.blocks}
         own |= {"norm": self.decoder.norm, "head": self.decoder.head}
+        own |= {} if self.mask is None else {"mask": self.mask}
         return {**own, "embed": self.decoder.embed} if self.options.own_embedding else own
 
     @property
@@ -107,7 +114,9 @@ class Eagle3Head(PairHead):
 
     def feature(self, hidden: Mapping[int, Tensor]) -> Tensor:
         """Fused hidden states, in the order of the taps."""
-        states = [hidden[tap] for tap in self.fused]
+        return self._fuse([hidden[tap] for tap in self.fused])
+
+    def _fuse(self, states: list[Tensor]) -> Tensor:
         if self.options.fc_norm == "each":
             states = [norm(one) for norm, one in zip(self.fc_norms, states, strict=True)]
         joint = torch.cat(states, dim=-1)
@@ -117,6 +126,13 @@ class Eagle3Head(PairHead):
         """The embedding and the feature [B, n, 2 W]; the first layer normalises both."""
         embedded = self.decoder.embed(tokens.flatten()).view(*tokens.shape, -1)
         return torch.cat((embedded.to(feature.dtype), feature), dim=-1)
+
+    def drafted_pair(self, feature: Tensor, tokens: Tensor) -> Tensor:
+        """The pair of what is drafted, or the one that stands for all of these."""
+        if self.mask is None:
+            return self.pair(feature, tokens)
+        masked = self._fuse(list(self.mask.weight[0].chunk(len(self.fused))))
+        return self.pair(masked.expand_as(feature), torch.full_like(tokens, self.options.mask_token_id or 0))
 
     def feedback(self, out: Tensor) -> Tensor:
         """The stream itself, or normalised."""

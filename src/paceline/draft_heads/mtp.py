@@ -63,6 +63,8 @@ class MTPHead(PairHead):
             head = cls(config, target, decoder)
         decoder.embed, decoder.head = target.embed, target.head
         fill(head, target, generator)
+        if type(decoder.norm) is type(target.norm):
+            decoder.norm.load_state_dict(target.norm.state_dict())  # which the LM head is made to be read after
         return head
 
     @property

@@ -135,6 +135,10 @@ class PairHead(DraftHead):
         ``first`` bool [B, n] are the pairs that begin a sequence (None: none).
         """
 
+    def drafted_pair(self, feature: Tensor, tokens: Tensor) -> Tensor:
+        """The same of drafted ``tokens``, each with what came out before it."""
+        return self.pair(feature, tokens)
+
     @abstractmethod
     def feedback(self, out: Tensor) -> Tensor:
         """The features [B, n, W] that drafted tokens are paired with, of the stream ``out`` [B, n, W] after all
@@ -181,7 +185,7 @@ class PairHead(DraftHead):
         outs = [read.gather(1, at)]
         for step in range(1, config.depth):
             attend.advance()
-            outs.append(self.decoder.run_blocks(self.pair(self.feedback(outs[-1]), drafted[..., step]), attend))
+            outs.append(self.decoder.run_blocks(self.drafted_pair(self.feedback(outs[-1]), drafted[..., step]), attend))
         stream = torch.stack(outs, dim=2)  # [B, A, D, W]
         logits = self.decoder.compute_logits(stream.flatten(1, 2))
         return Unrolled(

@@ -159,7 +159,7 @@ class PairDrafter(GrowingDrafter):
         """Nodes are paired with what came out of their parents."""
         known, above = torch.cat(self.features, dim=1), forest.parents[:, start:, None] + 1
         feature = known.gather(1, above.expand(-1, -1, known.shape[-1]))
-        pairs = self.head.pair(feature, forest.tokens[:, start:])
+        pairs = self.head.drafted_pair(feature, forest.tokens[:, start:])
         resume = Resume(layer=0, hidden=pairs, ready=forest.valid[:, start:], first=pairs.shape[1])
         tap = self.lm.num_layers
         output = self.lm(forest, self.cache, start=start, taps=(tap,), resume=resume)

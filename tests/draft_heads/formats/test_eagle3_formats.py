@@ -94,6 +94,14 @@ FILES = {
         | {"first": "layers.0."},
     ),
 }
+FILES["P-EAGLE"] = (
+    "speculators_peagle",
+    {
+        **{**ENVELOPE, "architectures": ["PEagleDraftModel"], "speculators_model_type": "peagle"},
+        **{"mask_token_id": 9, "transformer_layer_config": QWEN},
+    },
+    dict(taps=(1, 3, 2), vocab=DV, embed=True, qk=True, mask=9, first="layers.0."),
+)
 every_file = pytest.mark.parametrize("case", FILES)
 
 
@@ -120,6 +128,8 @@ def tensors_of(case, target):
         tensors["input_norm.weight"] = 1 + draw(count * H)
     if facts.get("embed"):
         tensors["embed_tokens.weight"] = target.embed.weight.detach()
+    if "mask" in facts:
+        tensors["mask_hidden"] = draw(1, 1, count * H)
     if vocab != V:
         ids = torch.randperm(V, generator=generator)[:vocab].sort().values
         tensors |= {"d2t": ids - torch.arange(vocab), "t2d": torch.isin(torch.arange(V), ids)}
@@ -195,7 +205,10 @@ def reference(case, tensors, target, tokens):
         feature = features[position]
         if position > ANCHOR:
             feature = norm(out, tensors["norm.weight"]) if facts.get("output") else out  # noqa: F821
-        out = layer(feature, int(tokens[position + 1]), position)
+        token = int(tokens[position + 1])
+        if position > ANCHOR and "mask" in facts:  # every slot behind the root's
+            feature, token = tensors["fc.weight"] @ tensors["mask_hidden"][0, 0], facts["mask"]
+        out = layer(feature, token, position)
         if position >= ANCHOR:
             logits.append(norm(out, tensors["norm.weight"]) @ tensors["lm_head.weight"].T)
     return torch.stack(logits)

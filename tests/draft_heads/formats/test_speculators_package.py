@@ -26,6 +26,7 @@ HEADS = {
     "dspark, draft vocabulary": ("dspark", "DSpark", 2, dict(**SPARK, draft_vocab_size=24)),
     "eagle3": ("eagle3", "Eagle3", 1, dict(**EAGLE, draft_vocab_size=tiny.VOCAB, norm_before_fc=True)),
     "eagle3, draft vocabulary": ("eagle3", "Eagle3", 1, dict(**EAGLE, draft_vocab_size=24, norm_output=True)),
+    "peagle": ("peagle", "PEagle", 2, dict(**EAGLE, draft_vocab_size=24, mask_token_id=5)),
     "mtp": ("mtp", "MTP", tiny.LLAMA["num_hidden_layers"], {}),
     "eagle3, norms": ("eagle3", "Eagle3", 1, dict(**EAGLE, draft_vocab_size=24, fc_norm=True)),
 }
