@@ -31,7 +31,7 @@ def echo(target, noise=0.0, **options):
     its last norm are the target's.
     """
     config, size = target.config, target.config.hidden_size
-    head = new_head(target, num_layers=target.num_layers, zero_first=False, **options)
+    head = new_head(target, **{"num_layers": target.num_layers, "zero_first": False, **options})
     own = {name: torch.zeros_like(tensor) for name, tensor in head.own_state().items()}
     rms = (target.embed.weight.square().mean(-1) + config.norm_eps).sqrt().mean()
     own["embedding_norm.weight"] += 1
