@@ -80,10 +80,14 @@ def measure(
     drafter: DrafterLike,
     suite: str,
     num_prompts: int,
+    together: int,
     depths: Sequence[int],
     timing: Timing,
 ) -> Record:
-    """What the record of ``cell`` says."""
+    """What the record of ``cell`` says.
+
+    An engine decodes ``together`` prompts, so its controller learns from each of them for the next ones.
+    """
     prompts, params, looping = prompts_that_do_not_loop(
         target, suite, cell, 2 * num_prompts, 6 * num_prompts, longest_draft=max(depths)
     )
@@ -95,7 +99,7 @@ def measure(
             prompts[half],
             params[half],
             what=cell.name,
-            batch_size=cell.batch_size,
+            batch_size=together,
             timing=timing,
         )
 

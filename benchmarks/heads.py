@@ -127,6 +127,7 @@ class HeadStudy(Study):
     depths: Annotated[tuple[int, ...], counts("Draft lengths of which the best is taken.")] = tuple(range(1, 9))
     max_tokens: Annotated[int, option("New tokens of every row.")] = 96
     num_prompts: Annotated[int, option("Prompts that are measured; as many others choose the draft length.")] = 16
+    together: Annotated[int, option("Prompts that an engine decodes before the next one is made; rows at least.")] = 4
     repeats: Annotated[int, option("Timed decodings.")] = 3
     dtype: Precision = "bfloat16"
     processor_time: ProcessorTime = False
@@ -134,11 +135,15 @@ class HeadStudy(Study):
     def check(self) -> None:
         """Raise ValueError for options that mean nothing."""
         check_counts(batch=self.batch, depths=self.depths, max_tokens=self.max_tokens, num_prompts=self.num_prompts)
+        check_counts(together=self.together)
         check_counts(least=2, repeats=self.repeats)
         pair_of(self.target, self.draft)
         for rows in self.batch:
-            if self.num_prompts % rows:
-                raise ValueError(f"{self.num_prompts} prompts make no batches of {rows}; give a multiple of it")
+            if self.num_prompts % self._together(rows):
+                raise ValueError(
+                    f"{self.num_prompts} prompts make no parts of {self._together(rows)} for batches of {rows}; give a "
+                    "multiple of it"
+                )
         if not self.temperatures or min(self.temperatures) < 0:
             raise ValueError(f"temperatures={self.temperatures}: give at least one, of 0 or more")
 
@@ -153,6 +158,7 @@ class HeadStudy(Study):
             "suite": self.suite,
             "repeats": self.repeats,
             "num_prompts": self.num_prompts,
+            "together": self.together,
             "depths": list(self.depths),
             "processor_time": self.processor_time,
         }
@@ -175,11 +181,16 @@ class HeadStudy(Study):
                 drafter=draft if cell.drafter == MODEL else str(folders[cell.drafter]),
                 suite=self.suite,
                 num_prompts=self.num_prompts,
+                together=self._together(cell.batch_size),
                 depths=self.depths,
                 timing=timing,
             )
             size = sum(path.stat().st_size for path in folders[cell.drafter].glob("*.safetensors"))
             raw.append({**identity, "bytes": size, **found})
+
+    def _together(self, rows: int) -> int:
+        """Whole batches of ``rows``."""
+        return -(-self.together // rows) * rows
 
     def _heads(self) -> dict[str, Path]:
         embedded = {f"embedded {path.name}": path for path in embedded_heads()} if self.target is None else {}
@@ -214,8 +225,8 @@ class HeadStudy(Study):
             "best k: the fixed draft length that is fastest on as many other prompts; tokens per step and speed are "
             "its own, then those under the controller, whose plain steps count",
             f"prompts whose plain output loops are left out: {', '.join(map(str, looping)) or 0} greedy ones",
-            "[ ]: 95 % interval over prompts, of times over repeats too; void: plain decoding differs from itself by "
-            "more than 3 %",
+            "[ ]: 95 % interval over prompts, of times over parts and repeats; void: plain decoding differs from itself "
+            "by more than 3 %",
         ]
 
     def draw(self, run: Record, records: Sequence[Record], *, title: str) -> str:

@@ -110,7 +110,7 @@ def test_a_line_has_both_measurements_and_their_intervals():
 
 def test_options_that_mean_nothing_are_refused(tmp_path):
     study = partial(HeadStudy, output=tmp_path / "raw.jsonl")
-    with pytest.raises(ValueError, match="16 prompts make no batches of 3"):
+    with pytest.raises(ValueError, match="16 prompts make no parts of 6 for batches of 3"):
         study(batch=(3,)).check()
     with pytest.raises(ValueError, match="temperatures="):
         study(temperatures=(-1.0,)).check()
