@@ -225,8 +225,8 @@ class HeadStudy(Study):
             "best k: the fixed draft length that is fastest on as many other prompts; tokens per step and speed are "
             "its own, then those under the controller, whose plain steps count",
             f"prompts whose plain output loops are left out: {', '.join(map(str, looping)) or 0} greedy ones",
-            "[ ]: 95 % interval over prompts, of times over parts and repeats; void: plain decoding differs from itself "
-            "by more than 3 %",
+            "[ ]: 95 % interval over prompts, of times over parts and repeats; void: plain decoding differs from "
+            "itself by more than 3 %",
         ]
 
     def draw(self, run: Record, records: Sequence[Record], *, title: str) -> str:
