@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads clean
+.PHONY: demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads zoo zoo-train clean
 
 $(RUNS): pyproject.toml constraints.txt demo/pyproject.toml
 	@echo "Installing Paceline, PyTorch and the embedded models into $(VENV): about a minute, and what is to be downloaded"
@@ -190,6 +190,13 @@ demo-heads: $(STAMP)  ## Train the heads of the embedded target again (half an h
 	$(BIN)/paceline data regenerate demo/recipes/texts.yaml --model $(PAIR)/target --dtype bfloat16 --num-prompts 3072 \
 	  --batch-size 64 --output build/heads/own.npy
 	$(BIN)/paceline train demo/recipes/heads.yaml
+
+# Each head resumes from its last checkpoint; ZOO_OPTIONS="--only eagle3" trains one.
+zoo-train: $(STAMP)  ## Train every kind of draft head for the embedded target, 40 minutes of one core each (hours; resumable)
+	$(BIN)/python demo/recipes/zoo.py $(ZOO_OPTIONS)
+
+zoo: zoo-train  ## Train them, measure each on held-out prompts, and print and draw what was found (docs/zoo.md)
+	$(BIN)/python -m benchmarks heads --heads build/zoo --processor-time --output $(REPORTS)/zoo.jsonl
 
 clean:
 	rm -rf $(VENV) build docs/_build

@@ -12,6 +12,7 @@ STUDIES = {
     "divergence": "benchmarks.divergence_rate:DivergenceRate",
     "endurance": "benchmarks.endurance:Endurance",
     "gpu": "benchmarks.gpu:Gpu",
+    "heads": "benchmarks.heads:HeadStudy",
     "inflate": "benchmarks.inflate.command:Inflate",
     "instruction-sets": "benchmarks.instruction_sets:InstructionSets",
     "products": "benchmarks.products:Products",

@@ -26,8 +26,13 @@ class Decoded:
 
     seconds: float  # of its steps, admission included; engines are made before
     tokens: tuple[tuple[int, ...], ...]
-    summary: Summary
+    summaries: tuple[Summary, ...]  # of every row
     drafting: float  # share of the steps' time that planning and drafting take
+
+    @property
+    def summary(self) -> Summary:
+        """Of all rows."""
+        return total(self.summaries)
 
 
 def decode_evenly(
@@ -65,7 +70,7 @@ def decode_evenly(
         name: Decoded(
             seconds=seconds[name],
             tokens=tuple(result.token_ids for result in found),
-            summary=total(result.stats.summary for result in found),
+            summaries=tuple(result.stats.summary for result in found),
             drafting=_share_of_drafting(found),
         )
         for name, found in results.items()

@@ -25,6 +25,11 @@ SMALL = {
     ),
     "drafters": (*PAIR, *"--dtype float32 --suites code --num-prompts 1 --max-tokens 8 --repeats 2".split()),
     "gpu": (*PAIR, *"--device cpu --parameters 0.5M --dtype float64 --max-tokens 6 --batch 1,2 --k 2".split()),
+    "heads": (
+        *PAIR,
+        *"--dtype float32 --suite prose --temperatures 0.8 --batch 1,2 --depths 1,2 --num-prompts 2".split(),
+        *"--together 2 --max-tokens 8 --repeats 2".split(),
+    ),
     "resume": (*PAIR[:2], *"--exit 1,2 --batch 1,3 --context 9 --k 2 --num-steps 3 --dtype float64".split()),
     "sampling-cost": (*PAIR, *QUICK, *"--dtype float32 --rows 1 --k 0,2".split()),
     "scaling": (*PAIR, *QUICK, *"--rows 1,3 --nodes 1,4 --context 8,600 --length 5 --prompt 9".split()),

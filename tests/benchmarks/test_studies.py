@@ -30,13 +30,14 @@ KEPT = (
     "controller",
     "drafters",
     "gpu",
+    "heads",
     "resume",
     "sampling-cost",
     "scaling",
     "verifier-cost",
     "verifier-ranking",
 )
-MODELS = ("batched", "controller", "drafters", "gpu", "verifier-ranking")
+MODELS = ("batched", "controller", "drafters", "gpu", "heads", "verifier-ranking")
 
 
 def report_of(raw, folder):

@@ -1,0 +1,129 @@
+"""A drafter beside plain decoding: with its own best draft length, and with those that the controller chooses.
+
+Half of the prompts choose the draft length, the one with the highest speed; the other half are measured. Prompts whose
+plain output mostly repeats itself are left out before, because it is easy for every drafter.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks.decoders import longest
+from benchmarks.even_decoding import CONTROL, PLAIN, Decoded, Sides, decode_sides, flat, total
+from benchmarks.study import Timing
+from paceline.api import Engine, Loaded, SamplingParams, generate
+from paceline.api.drafter_like import DrafterLike
+from paceline.api.prompts import encode
+from paceline.bench.raw import Record
+from paceline.bench.statistics import pooled_ratio
+from paceline.bench.suites import prompts_of
+from paceline.text.loops import is_looping
+
+AUTO, BEST = "auto", "best"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What is decoded."""
+
+    drafter: str
+    hash: str  # of its files
+    temperature: float
+    batch_size: int
+    max_tokens: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.drafter}, temperature {self.temperature:g}, batch {self.batch_size}"
+
+
+def prompts_that_do_not_loop(
+    target: Loaded, suite: str, cell: Cell, count: int, candidates: int, *, longest_draft: int = 0
+) -> tuple[list[list[int]], list[SamplingParams], int]:
+    """``count`` prompts, how each is sampled, and how many were left out because their plain output loops.
+
+    Those that do not fit the target's context, drafts included, are no candidates.
+    Raises ValueError where too few are left.
+    """
+    room = target.lm.max_positions - cell.max_tokens - longest_draft
+    encoded = (encode(target, text) for text in prompts_of(suite, candidates, seed=0))
+    prompts = [tokens for tokens in encoded if len(tokens) <= room]
+    params = [
+        SamplingParams(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=seed, ignore_eos=True)
+        for seed in range(len(prompts))
+    ]
+    plain = generate(target, prompts, params, batch_size=min(8, len(prompts)))
+    kept = [at for at, one in enumerate(plain) if not is_looping(one.token_ids)][:count]
+    if len(kept) < count:
+        raise ValueError(f"{cell.name}: {len(kept)} of {len(prompts)} outputs do not loop, and {count} are needed")
+    looping = sum(is_looping(one.token_ids) for one in plain[: kept[-1] + 1])
+    return [prompts[at] for at in kept], [params[at] for at in kept], looping
+
+
+def best_depth(sides: Sides, depths: Mapping[str, int]) -> int:
+    """The draft length with the highest speed of ``depths``, which names them; of equal drafts the shortest."""
+    seconds, seen, best = sides.seconds, set[int](), (float("inf"), 0)
+    for name, depth in depths.items():
+        drafted = total(part.summary for part in sides.decoded[name][-1]).drafted
+        reached = sum(count > 0 for count in drafted)  # a head may draft no deeper than it was trained for
+        if reached not in seen:
+            seen.add(reached)
+            best = min(best, (sum(flat(seconds[name])), depth))
+    return best[1]
+
+
+def measure(
+    cell: Cell,
+    *,
+    target: Loaded,
+    drafter: DrafterLike,
+    suite: str,
+    num_prompts: int,
+    together: int,
+    depths: Sequence[int],
+    timing: Timing,
+) -> Record:
+    """What the record of ``cell`` says.
+
+    An engine decodes ``together`` prompts, so its controller learns from each of them for the next ones.
+    """
+    prompts, params, looping = prompts_that_do_not_loop(
+        target, suite, cell, 2 * num_prompts, 6 * num_prompts, longest_draft=max(depths)
+    )
+    length = longest(prompts) + cell.max_tokens
+
+    def sides_of(made: Mapping[str, int | str | None], half: slice) -> Sides:
+        return decode_sides(
+            {name: partial(_engine, cell, target, drafter, depth, length) for name, depth in made.items()},
+            prompts[half],
+            params[half],
+            what=cell.name,
+            batch_size=together,
+            timing=timing,
+        )
+
+    named_depths = {str(depth): depth for depth in depths}
+    searched = sides_of({PLAIN: None, **named_depths, CONTROL: None}, slice(num_prompts))
+    depth = best_depth(searched, named_depths)
+    sides = sides_of({PLAIN: None, AUTO: AUTO, BEST: depth, CONTROL: None}, slice(num_prompts, None))
+    plain = flat(searched.seconds[PLAIN])
+    return {
+        "void": sides.void,
+        "searched": {name: pooled_ratio(plain, flat(searched.seconds[name])).value for name in named_depths},
+        "depth": depth,
+        "num_looping": looping,
+        "seconds": sides.seconds,
+        "summaries": {name: _summaries(repeats[-1]) for name, repeats in sides.decoded.items()},
+    }
+
+
+def _summaries(parts: Sequence[Decoded]) -> list[dict[str, Any]]:
+    return [asdict(one) for part in parts for one in part.summaries]
+
+
+def _engine(cell: Cell, target: Loaded, drafter: DrafterLike, depth: int | str | None, length: int) -> Engine:
+    if depth is None:
+        return Engine(target, batch_size=cell.batch_size, max_length=length)
+    count = "auto" if isinstance(depth, str) else depth
+    return Engine(target, drafter=drafter, num_draft_tokens=count, batch_size=cell.batch_size, max_length=length)

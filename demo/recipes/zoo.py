@@ -1,0 +1,151 @@
+"""Trains every kind of draft head for the embedded target, each for the same time of one core.
+
+The steps of a head follow once from the processor time that one of its steps takes, less what its validations take.
+They are kept beside the run, so the same command goes on after an interruption, and its weights are those of an
+uninterrupted run. Run as ``python demo/recipes/zoo.py [--work FOLDER] [--only HEAD ...] [--minutes 40]`` from the
+repository's root.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import yaml
+
+from paceline.train.config import TrainConfig
+from paceline.train.config_file import read_train_config
+from paceline.train.loop.progress import TrainProgress
+from paceline.train.loop.trainer import Trainer
+from paceline.train.run import Run
+from paceline.train.validation import Validation
+
+HERE = Path(__file__).parent
+TARGET = Path("demo/src/paceline_demo/target")
+OWN, TEXTS, RUN, STEPS, SPENT = "own.npy", "texts.yaml", "run.yaml", "steps.json", "spent.json"
+NUM_PROMPTS = 8192
+WARM_UP, TIMED = 3, 10  # steps
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train what is not trained yet. Raises CalledProcessError if a command fails."""
+    zoo = yaml.safe_load((HERE / "zoo.yaml").read_text(encoding="utf-8"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("build/zoo"), help="folder of all runs")
+    parser.add_argument("--only", nargs="+", choices=list(zoo["heads"]), default=list(zoo["heads"]), metavar="HEAD")
+    parser.add_argument("--minutes", type=float, default=40.0, help="of one core, for each head")
+    options = parser.parse_args(arguments)
+    if options.minutes <= 0:
+        parser.error(f"--minutes {options.minutes}: give more than 0")
+    torch.set_num_threads(1)
+    options.work.mkdir(parents=True, exist_ok=True)
+    generate_outputs(options.work)
+    for name in options.only:
+        folder = options.work / name
+        folder.mkdir(exist_ok=True)
+        steps = choose_steps(folder, recipe(zoo, name, options.work), minutes=options.minutes)
+        train(folder, recipe(zoo, name, options.work, steps=steps))
+
+
+def generate_outputs(work: Path) -> None:
+    """Let the target continue its training text, if it has not: what all heads are trained on."""
+    if (work / OWN).exists():
+        return
+    texts = yaml.safe_load((HERE / TEXTS).read_text(encoding="utf-8"))
+    (work / TEXTS).write_text(yaml.safe_dump({**texts, "cache": str(work / "cache")}), encoding="utf-8")
+    _paceline(
+        *("data", "regenerate", str(work / TEXTS), "--model", str(TARGET), "--dtype", "bfloat16", "--threads", "1"),
+        *("--num-prompts", str(NUM_PROMPTS), "--batch-size", "64", "--output", str(work / OWN)),
+    )
+
+
+def recipe(zoo: dict[str, Any], name: str, work: Path, *, steps: int = 1) -> dict[str, Any]:
+    """The configuration of a head's run: what all share, and what is the head's own."""
+    raw: dict[str, Any] = deepcopy(zoo["shared"])
+    own: dict[str, Any] = deepcopy(zoo["heads"][name])
+    raw["heads"] = [{"name": name, **own.pop("head")}]
+    for section, fields in own.items():
+        raw[section] = {**raw.get(section, {}), **fields}
+    data = raw["data"]
+    for source in data["sources"]:
+        if "paths" in source:
+            source["paths"] = [str(work / path) for path in source["paths"]]
+    data["cache"] = str(work / data["cache"])
+    raw["schedule"]["steps"] = steps
+    raw["output"] = str(work / name)
+    return raw
+
+
+def choose_steps(folder: Path, raw: dict[str, Any], *, minutes: float) -> int:
+    """The steps that take ``minutes`` of one core with their validations: measured once, and read afterwards."""
+    path = folder / STEPS
+    if not path.exists():
+        config = TrainConfig.model_validate(raw)
+        step, validation = measure(config)
+        seconds = minutes * 60
+        steps = int(seconds / (step + validation / config.validation.every))
+        found = {"minutes": minutes, "seconds_per_step": step, "seconds_per_validation": validation, "steps": steps}
+        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if found["minutes"] != minutes:
+        raise SystemExit(
+            f"--minutes {minutes}: {path} was chosen for {found['minutes']}; give that, or another --work folder"
+        )
+    print(f"{folder.name}: {found['steps']} steps of {found['seconds_per_step']:.3f} s, {path}", flush=True)
+    return int(found["steps"])
+
+
+def measure(config: TrainConfig) -> tuple[float, float]:
+    """Seconds of one thread for a step, the median of some, and for a validation. Writes nothing."""
+    run = Run(config=config)
+    data, section = run.data, config.validation
+    assert data.held_out is not None
+    prompts = data.prompts(section.prompts, section.prompt_tokens)
+    trainer = Trainer(
+        task=run.task,
+        batches=data.batches,
+        config=config.loop.model_copy(update={"log_every": WARM_UP + TIMED + 1}),
+        folder=config.output,
+        validate=Validation(section=section, prompts=prompts, held_out=data.held_out, seed=config.seed),
+    )
+    progress = TrainProgress(total=WARM_UP + TIMED, done=0, shown=False)
+    times = [_processor_seconds(lambda: trainer.advance(progress)) for _ in range(WARM_UP + TIMED)]
+    return median(times[WARM_UP:]), _processor_seconds(trainer.score)
+
+
+def train(folder: Path, raw: dict[str, Any]) -> None:
+    """Run ``paceline train``, which resumes, and add up the processor time that it takes."""
+    path = folder / RUN
+    path.write_text(yaml.safe_dump(raw, sort_keys=False), encoding="utf-8")
+    read_train_config(path)
+    before = os.times()
+    try:
+        _paceline("train", str(path))
+    finally:
+        after, spent = os.times(), folder / SPENT
+        seconds = after.children_user + after.children_system - before.children_user - before.children_system
+        earlier = json.loads(spent.read_text(encoding="utf-8")) if spent.exists() else []
+        spent.write_text(json.dumps([*earlier, round(seconds, 1)]) + "\n", encoding="utf-8")
+
+
+def _paceline(*arguments: str) -> None:
+    command = [sys.executable, "-m", "paceline", *arguments]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def _processor_seconds(call: Callable[[], object]) -> float:
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
