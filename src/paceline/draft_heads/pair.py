@@ -48,6 +48,7 @@ class PairConfig(DraftHeadConfig):
     depth: int = Field(default=5, ge=1)  # steps that training unrolls; it may draft more
     depth_decay: float = Field(default=0.8, gt=0, le=1)  # of the loss, per step
     anchors: int | None = Field(default=None, ge=1)  # drawn per row in training; None: all
+    detach_steps: bool = False  # whether a step's gradient stops at what the step before gave (HASS, 2408.15766)
 
     @property
     def trained_depth(self) -> int | None:
@@ -124,6 +125,10 @@ class PairHead(DraftHead):
         blocks.
         """
 
+    def disturbed(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        """The target's ``features`` [B, T, W] as training reads them, with what ``generator`` draws."""
+        return features
+
     @property
     def width(self) -> int:
         """Of features."""
@@ -157,11 +162,13 @@ class PairHead(DraftHead):
         position, weight = anchor_positions(anchors + 1, config.depth, segment, length=tokens.shape[1])
         drafted = tokens.gather(1, position.flatten(1)).view_as(position)  # [B, A, D]
         at = anchors[..., None].expand(-1, -1, self.width)
-        first = self.decoder.run_blocks(self.pair(known[:, :-1], tokens[:, 1:]), attend)
+        read = known if generator is None else self.disturbed(known, generator)
+        first = self.decoder.run_blocks(self.pair(read[:, :-1], tokens[:, 1:]), attend)
         outs = [first.gather(1, at)]
         for step in range(1, config.depth):
             attend.advance()
-            outs.append(self.decoder.run_blocks(self.pair(self.feedback(outs[-1]), drafted[..., step]), attend))
+            fed = self.feedback(outs[-1].detach() if config.detach_steps else outs[-1])
+            outs.append(self.decoder.run_blocks(self.pair(fed, drafted[..., step]), attend))
         stream = torch.stack(outs, dim=2)  # [B, A, D, W]
         logits = self.decoder.compute_logits(stream.flatten(1, 2))
         return Unrolled(
