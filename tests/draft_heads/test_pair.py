@@ -157,6 +157,55 @@ def test_eagles_auxiliary_loss_is_the_distance_to_the_targets_features():
     torch.testing.assert_close(found.auxiliary["feature"].flatten(), distance)
 
 
+def test_noise_is_on_what_an_eagle_head_reads_alone_and_as_wide_as_said():
+    _, target = tiny.target()
+    plain, noisy = (head_of("eagle", target, depth=1, noise=noise) for noise in (0.0, 0.2))
+    tokens = texts(1, 8)
+    hidden = states(target, tokens, noisy)
+    wanted = plain.unroll(tokens, hidden)
+    for head, generator in ((plain, torch.Generator()), (noisy, None)):
+        found = head.unroll(tokens, hidden, generator=generator)
+        assert torch.equal(found.logits, wanted.logits)
+    some, same, other = (
+        noisy.unroll(tokens, hidden, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    )
+    assert torch.equal(some.logits, same.logits) and not torch.equal(some.logits, other.logits)
+    assert not torch.equal(some.logits, wanted.logits)
+    features = torch.zeros(400, 8, 32, dtype=torch.float64)
+    drawn = noisy.disturbed(features, torch.Generator().manual_seed(0))
+    width = 0.2 * 512 / 8
+    assert -width / 2 <= drawn.min() < -0.499 * width and 0.499 * width < drawn.max() <= width / 2
+    assert drawn.mean().abs() < 0.01 * width and drawn.std() == pytest.approx(width / 12**0.5, rel=0.01)
+    # A head that gives the features themselves has no distance to them, whatever it read.
+    known = noisy.feature(hidden)
+    distance = noisy.auxiliary(known[:, 1:, None], known, torch.arange(1, 8).view(1, 7, 1))
+    assert not distance["feature"].any()
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_the_gradient_of_a_step_passes_to_the_one_before_unless_detached(detached):
+    _, target = tiny.target()
+    head, tokens = head_of("eagle", target, depth=3, detach_steps=detached), texts(1, 6)
+    seen = []
+    run = head.decoder.run_blocks
+
+    def watched(*given):
+        seen.append(run(*given))
+        seen[-1].retain_grad()
+        return seen[-1]
+
+    head.decoder.run_blocks = watched
+    found = head.unroll(tokens, states(target, tokens, head))
+    head.decoder.run_blocks = run
+    found.logits[:, :, 2].square().sum().backward()
+    first, second, last = (one.grad for one in seen)
+    assert last.abs().max() > 0
+    through = [one is not None and one.abs().max() > 0 for one in (first, second)]
+    assert through == [not detached] * 2
+    whole = head_of("eagle", target, depth=3).unroll(tokens, states(target, tokens, head))
+    assert torch.equal(found.logits, whole.logits), "detaching changes gradients alone"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -16,6 +16,8 @@ from paceline.draft_heads.base import DraftHeadConfig
 from paceline.draft_heads.pair import PairConfig, PairHead, fill
 from paceline.models.native.decoder import DecoderLM
 
+NOISE_LENGTH = 512  # tokens of a row for which ``noise`` is given
+
 
 class EagleConfig(PairConfig):
     """What an EAGLE head is; the defaults are those of its paper, whose training has a depth of 1."""
@@ -27,6 +29,7 @@ class EagleConfig(PairConfig):
     fc_bias: bool = True
     first_norm: bool = False  # of what the first layer reads
     feature_weight: float = Field(default=1.0, ge=0)  # of the distance to the target's feature in the loss
+    noise: float = Field(default=0.0, ge=0)  # range of the noise of training on features of the target, in 512 tokens
 
     @property
     def auxiliary_weights(self) -> Mapping[str, float]:
@@ -82,6 +85,13 @@ class EagleHead(PairHead):
         """The hidden state, as the target's LM head reads it."""
         state = hidden[self.tap]
         return self._norm[0](state) if self.options.normalized else state
+
+    def disturbed(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        """With uniform noise in a range of ``noise`` around 0, scaled by 512 / T, as in the authors' training."""
+        if not self.options.noise:
+            return features
+        drawn = torch.rand(features.shape, generator=generator) - 0.5
+        return features + drawn.to(features) * (self.options.noise * NOISE_LENGTH / features.shape[1])
 
     def pair(self, feature: Tensor, tokens: Tensor, first: Tensor | None = None) -> Tensor:
         """Embedding and feature, joined: [B, n, H]."""

@@ -48,6 +48,7 @@ class PairConfig(DraftHeadConfig):
     depth: int = Field(default=5, ge=1)  # steps that training unrolls; it may draft more
     depth_decay: float = Field(default=0.8, gt=0, le=1)  # of the loss, per step
     anchors: int | None = Field(default=None, ge=1)  # drawn per row in training; None: all
+    detach_steps: bool = False  # whether a step's gradient stops at what the step before gave (HASS, 2408.15766)
 
     @property
     def trained_depth(self) -> int | None:
@@ -145,6 +146,10 @@ class PairHead(DraftHead):
         blocks.
         """
 
+    def disturbed(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        """The target's ``features`` [B, T, W] as training reads them, with what ``generator`` draws."""
+        return features
+
     @property
     def width(self) -> int:
         """Of features."""
@@ -181,11 +186,13 @@ class PairHead(DraftHead):
         first = torch.arange(num_pairs, device=tokens.device).eq(0).expand(rows, -1)
         if segments is not None:
             first = first | segments.diff(dim=1, prepend=segments[:, :1]).ne(0)
-        read = self.decoder.run_blocks(self.pair(known[:, :-1], tokens[:, 1:], first), attend)
-        outs = [read.gather(1, at)]
+        read = known if generator is None else self.disturbed(known, generator)
+        out = self.decoder.run_blocks(self.pair(read[:, :-1], tokens[:, 1:], first), attend)
+        outs = [out.gather(1, at)]
         for step in range(1, config.depth):
             attend.advance()
-            outs.append(self.decoder.run_blocks(self.drafted_pair(self.feedback(outs[-1]), drafted[..., step]), attend))
+            fed = self.feedback(outs[-1].detach() if config.detach_steps else outs[-1])
+            outs.append(self.decoder.run_blocks(self.drafted_pair(fed, drafted[..., step]), attend))
         stream = torch.stack(outs, dim=2)  # [B, A, D, W]
         logits = self.decoder.compute_logits(stream.flatten(1, 2))
         return Unrolled(

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 OUTSIDE = -100
+TOP_K = 10  # of the paper
 ETA = 3.0  # how fast the LK mixture moves from KL divergence to total variation
 
 
@@ -48,6 +49,14 @@ def kl_divergence(inputs: LossInputs) -> Tensor:
     return F.kl_div(inputs.draft, inputs.target, log_target=True, reduction="none").sum(-1)
 
 
+def top_k_cross_entropy(inputs: LossInputs) -> Tensor:
+    """Cross-entropy of the target's distribution over its 10 likeliest tokens alone (HASS, 2408.15766): none is
+    renormalised.
+    """
+    likeliest = inputs.target.topk(min(TOP_K, inputs.target.shape[-1]), dim=-1)
+    return -(likeliest.values.exp() * inputs.draft.gather(-1, likeliest.indices)).sum(-1)
+
+
 def total_variation(inputs: LossInputs) -> Tensor:
     """Half the sum of abs(p - q): the probability that a draft is rejected."""
     return 0.5 * (inputs.draft.exp() - inputs.target.exp()).abs().sum(-1)
@@ -68,6 +77,7 @@ LOSSES: Mapping[str, Loss] = {
     "text": data_cross_entropy,
     "argmax": argmax_cross_entropy,
     "kl": kl_divergence,
+    "top_k": top_k_cross_entropy,
     "tv": total_variation,
     "lk_alpha": acceptance_loss,
     "lk_lambda": acceptance_mixture,

@@ -1,0 +1,43 @@
+"""The example configurations of draft heads run, and say what their papers publish."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.train.config_file import read_train_config
+from tests.train.configs import recipe, train, write_target
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_target(tmp_path_factory.mktemp("train"))
+
+
+def dry_run(example, folder, tmp_path, monkeypatch, *more):
+    """The example with the tiny target and its data."""
+    monkeypatch.chdir(tmp_path)
+    whole = read_train_config(recipe(folder, tmp_path / "run"))
+    settings = [
+        f"target.path={folder / 'target'}",
+        f"data={whole.data.model_dump_json()}",
+        f"batch={whole.batch.model_dump_json()}",
+        f"validation={whole.validation.model_dump_json()}",
+        *more,
+    ]
+    status = train(EXAMPLES / example, "--dry-run", *(word for one in settings for word in ("--set", one)))
+    assert not Path("runs").exists()
+    return status
+
+
+def test_hass_has_the_published_weights(folder, tmp_path, monkeypatch, capsys):
+    assert dry_run("hass.yaml", folder, tmp_path, monkeypatch) == 0
+    assert "validation.eagle.greedy" in capsys.readouterr().out
+    config = read_train_config(EXAMPLES / "hass.yaml")
+    assert config.loss.terms == {"kl": 0.1, "top_k": 1.0}
+    (head,) = config.heads
+    published = {"depth": 3, "depth_decay": 1.0, "detach_steps": True, "feature_weight": 1.0, "noise": 0.2}
+    assert head.kind == "eagle" and published.items() <= head.config.items()
+    options = config.optimiser
+    assert (options.learning_rate, options.betas, options.clip) == (3e-5, (0.9, 0.95), 0.5)
