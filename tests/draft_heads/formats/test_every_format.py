@@ -97,6 +97,8 @@ def test_inspection_names_the_source_of_every_field_that_the_files_decide(name, 
     assert found["head"]["hidden_states"] == list(head.taps)
     assert found["assumptions"].keys() >= head.config.model_dump().keys()
     unsaid = {one for one, said in found["assumptions"].items() if said["from"] == "default"}
-    trained = {"anchors", "depth", "depth_decay", "gamma"} | {one for one in unsaid if one.endswith("_weight")}
+    trained = {"anchors", "depth", "depth_decay", "detach_steps", "gamma", "noise"} | {
+        one for one in unsaid if one.endswith("_weight")
+    }
     assert unsaid <= trained, f"fields without a source: {sorted(unsaid - trained)}"
     assert all(said["from"] for said in found["assumptions"].values())
