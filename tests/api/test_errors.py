@@ -79,7 +79,7 @@ CALLS = [
         f"prompt 1: prompt of {CONTEXT} tokens and max_tokens=4 exceed",
     ),
     (dict(num_draft_tokens=-1), "num_draft_tokens=-1: give 0"),
-    (dict(drafter="eagle9"), "unknown drafter 'eagle9'.*known names: .*model, ngram, none"),
+    (dict(drafter="eagle9"), "unknown drafter 'eagle9'.*known names: .*model, mtp, .*none"),
     (dict(drafter="model"), "drafter 'model' needs a draft model: give its directory"),
     (dict(verifier="typical"), "unknown verifier 'typical'; known: block, coupled"),
     (

@@ -1,14 +1,23 @@
 """What tests of drafters over pairs share: the drafter against its head unrolled over whole sequences."""
 
+import math
+
 import torch
 
 from paceline.core.admission import Prefix
+from paceline.drafters.tree.shapes import Confident, Topology
 from tests import tiny as models
-from tests.harness import Alternating, decoder_for, planned_step, request
+from tests.drafters.last_states import overfitted
+from tests.harness import Alternating, decoder_for, expected, planned_step, request, run
 
 PROMPTS = ([5], [9, 2], [3, 1, 4, 1, 5, 9, 2, 6, 5], [60, 0, 7])
 LENGTHS = (3, 3, 0, 0, 5, 2)  # of drafts, in turn
 DEEPEST = 6
+SHAPES = {
+    "chain": None,
+    "bushy": Topology(((0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (0, 0, 0))),
+    "confident": Confident(num_drafted=7, depth=3, width=2),
+}
 
 
 def randomised(head, scale=0.3, seed=5):
@@ -109,3 +118,30 @@ def check_cache(drafter, *, target=None, steps=9):
             begun, count = int(drafter.cache.length[row]), int(drafter.unread.count[row])
             assert begun + count == sequence.shape[1] - 1
             torch.testing.assert_close(drafter.unread.states[row, :count], features[begun : begun + count])
+
+
+def check_outputs(drafter):
+    """The outputs are those of plain decoding, whatever the head says."""
+    asked = [request([7, 3, 5, 1][: 1 + i], max_tokens=16, temperature=0.8 * (i % 2), seed=i) for i in range(4)]
+    result = run(drafter, "coupled", asked, k=3)
+    assert result.texts == [expected(one) for one in asked]
+
+
+def check_overfitted(kind, head):
+    """``head`` of depth 4, trained on an output, drafts it whole: ``kind`` drafts with it."""
+    prompt, length, loss = overfitted(head, models.target()[1], steps=150, rate=0.005)
+    assert loss < 0.1
+    result = run(kind(head=head), "coupled", [request(prompt, max_tokens=length)], k=3)
+    assert result.steps <= math.ceil(length / 4) + 1
+    assert result.summary.acceptance_rate > 0.9
+
+
+def check_trees(make, model, target):
+    """Drafts of ``make``, which takes a shape, keep more in trees than in chains, and change no output."""
+    asked = [request([7, 3, 5][: 1 + i], max_tokens=30) for i in range(3)]
+    kept = []
+    for shape in (None, Confident(num_drafted=10, depth=3, width=4)):
+        result = run(make(shape), "coupled", asked, target=target, k=3)
+        assert result.texts == [expected(one, model) for one in asked]
+        kept.append(result.summary.mean_acceptance_length)
+    assert kept[1] > kept[0] + 0.1

@@ -1,6 +1,5 @@
 """A head over pairs of a fused feature and the token after it (EAGLE-3)."""
 
-import math
 from functools import cache
 
 import pytest
@@ -11,8 +10,15 @@ from paceline.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from paceline.drafters.eagle3 import Eagle3Drafter
 from paceline.drafters.tree.shapes import Confident, Topology
 from tests import tiny as models
-from tests.drafters.last_states import overfitted
-from tests.drafters.pairs import DEEPEST, check_cache, check_parity, randomised
+from tests.drafters.pairs import (
+    DEEPEST,
+    SHAPES,
+    check_cache,
+    check_outputs,
+    check_overfitted,
+    check_parity,
+    randomised,
+)
 from tests.harness import expected, request, run
 
 SEED = 5
@@ -102,11 +108,6 @@ OPTIONS = {
     "parallel": {"mask_token_id": 7, "fc_norm": "each", "taps": (2, 0)},
     "of its own": {"hidden_size": 24, "own_embedding": True, "num_heads": 3, "head_dim": 8},
 }
-SHAPES = {
-    "chain": None,
-    "bushy": Topology(((0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (0, 0, 0))),
-    "confident": Confident(num_drafted=7, depth=3, width=2),
-}
 
 
 def head_of(name, target=None):
@@ -137,9 +138,7 @@ def test_the_cache_is_of_the_targets_features_at_verified_tokens(shape):
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_outputs_are_the_references_whatever_the_head_says(options, shape):
-    asked = [request([7, 3, 5, 1][: 1 + i], max_tokens=16, temperature=0.8 * (i % 2), seed=i) for i in range(4)]
-    result = run(Eagle3Drafter(head=head_of(options), shape=SHAPES[shape]), "coupled", asked, k=3)
-    assert result.texts == [expected(one) for one in asked]
+    check_outputs(Eagle3Drafter(head=head_of(options), shape=SHAPES[shape]))
 
 
 def test_tokens_outside_the_draft_vocabulary_are_never_drafted_and_can_follow():
@@ -158,14 +157,7 @@ def test_tokens_outside_the_draft_vocabulary_are_never_drafted_and_can_follow():
 
 
 def test_an_output_that_it_was_trained_on_takes_the_fewest_steps():
-    """What tells one place of the sequence from another are the features, by the target itself and by the head."""
-    _, target = models.target()
-    head = new_head(target, depth=4)
-    prompt, length, loss = overfitted(head, target, steps=150, rate=0.005)
-    assert loss < 0.1
-    result = run(Eagle3Drafter(head=head), "coupled", [request(prompt, max_tokens=length)], k=3)
-    assert result.steps <= math.ceil(length / 4) + 1
-    assert result.summary.acceptance_rate > 0.9
+    check_overfitted(Eagle3Drafter, new_head(models.target()[1], depth=4))
 
 
 @pytest.mark.parametrize("shape", [Topology.branching((3, 2)), Confident(num_drafted=10, depth=3, width=4)], ids=str)

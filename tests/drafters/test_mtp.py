@@ -1,19 +1,23 @@
 """A multi-token-prediction module, applied to its own output (DeepSeek-V3)."""
 
-import math
-
 import pytest
 import torch
 
 from paceline.draft_heads.mtp import MTPConfig, MTPHead
 from paceline.drafters.mtp import MTPDrafter
-from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.models.native.layers import RMSNorm
 from tests import tiny as models
-from tests.drafters.last_states import overfitted
-from tests.drafters.pairs import DEEPEST, check_cache, check_parity, randomised
+from tests.drafters.pairs import (
+    DEEPEST,
+    SHAPES,
+    check_cache,
+    check_outputs,
+    check_overfitted,
+    check_parity,
+    check_trees,
+    randomised,
+)
 from tests.drafters.test_eagle3 import guessable_target as guessable_target  # embeddings of one length
-from tests.harness import expected, request, run
 
 SEED = 5
 FLOOR = 2.5  # mean acceptance length on the conformance prompts, greedy
@@ -62,11 +66,6 @@ OPTIONS = {
     "an earlier state": {"tap": 2, "qk_norm": True},
     "two layers": {"num_layers": 2, "attention_bias": True, "num_heads": 2, "ffn_size": 40, "norm_eps": 1e-3},
 }
-SHAPES = {
-    "chain": None,
-    "bushy": Topology(((0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (0, 0, 0))),
-    "confident": Confident(num_drafted=7, depth=3, width=2),
-}
 
 
 def head_of(name, target=None):
@@ -91,31 +90,16 @@ def test_the_cache_is_of_the_targets_features_at_verified_tokens(shape):
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_outputs_are_the_references_whatever_the_head_says(options, shape):
-    asked = [request([7, 3, 5, 1][: 1 + i], max_tokens=16, temperature=0.8 * (i % 2), seed=i) for i in range(4)]
-    result = run(MTPDrafter(head=head_of(options), shape=SHAPES[shape]), "coupled", asked, k=3)
-    assert result.texts == [expected(one) for one in asked]
+    check_outputs(MTPDrafter(head=head_of(options), shape=SHAPES[shape]))
 
 
 def test_an_output_that_it_was_trained_on_takes_the_fewest_steps():
-    _, target = models.target()
-    head = new_head(target, depth=4)
-    prompt, length, loss = overfitted(head, target, steps=150, rate=0.005)
-    assert loss < 0.1
-    result = run(MTPDrafter(head=head), "coupled", [request(prompt, max_tokens=length)], k=3)
-    assert result.steps <= math.ceil(length / 4) + 1
-    assert result.summary.acceptance_rate > 0.9
+    check_overfitted(MTPDrafter, new_head(models.target()[1], depth=4))
 
 
 def test_trees_keep_more_than_chains_and_change_no_output():
     model, target = guessable_target()
-    asked = [request([7, 3, 5][: 1 + i], max_tokens=30) for i in range(3)]
-    kept = []
-    for one in (None, Confident(num_drafted=10, depth=3, width=4)):
-        drafter = MTPDrafter(head=echo(target, 0.1), shape=one)
-        result = run(drafter, "coupled", asked, target=target, k=3)
-        assert result.texts == [expected(r, model) for r in asked]
-        kept.append(result.summary.mean_acceptance_length)
-    assert kept[1] > kept[0] + 0.1
+    check_trees(lambda shape: MTPDrafter(head=echo(target, 0.1), shape=shape), model, target)
 
 
 def test_sizes_norms_and_angles_are_the_targets_unless_they_are_given():

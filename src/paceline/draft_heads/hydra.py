@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from paceline.draft_heads.base import DraftHeadConfig
 from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.feature_head import FeatureHead, FeatureHeadConfig, bare_decoder
-from paceline.draft_heads.layers import materialize, output_rows, own_tensors
+from paceline.draft_heads.layers import begin_lm_heads, materialize, own_tensors
 from paceline.models.native.decoder import DecoderLM
 
 
@@ -73,15 +73,12 @@ class HydraHead(FeatureHead):
         vocab = DraftVocab.make(config.draft_vocab_size, target)
         with torch.device("meta"):
             head = cls(config, target.num_layers, bare_decoder(target), vocab)
-        rows, state = output_rows(target, vocab), dict[str, Tensor]()
-        for name, part in own_tensors(head.own).items():
-            if name.startswith("lm_heads.") and part.dim() == 2:
-                state[name] = rows.clone()
-            elif name.endswith("residual.weight"):
-                state[name] = torch.eye(*part.shape)  # the feature comes first
-            else:
-                state[name] = torch.zeros(part.shape)
+        state = {
+            name: torch.eye(*one.shape) if name.endswith("residual.weight") else torch.zeros(one.shape)
+            for name, one in own_tensors(head.own).items()
+        }  # the feature comes first
         materialize(head.own, state, target)
+        begin_lm_heads(head.lm_heads_of_rows, target, vocab)
         return head
 
     @property

@@ -56,25 +56,19 @@ def random_weights(empty: Mapping[str, Tensor], generator: torch.Generator) -> d
     }
 
 
-def output_rows(target: DecoderLM, vocab: DraftVocab | None) -> Tensor:
-    """The rows [D, H] of the target's LM head for ``vocab`` (None: all), its divisor of logits included.
+def begin_lm_heads(heads: Iterable[nn.Module], target: DecoderLM, vocab: DraftVocab | None) -> None:
+    """Copy the rows of the target's LM head for ``vocab`` (None: all) into new ``heads``, by its divisor of logits.
 
-    Zeros where that is quantised, which nobody trains a head for: saved weights take their place.
+    One that reads another width keeps its own, and so do all of a quantised target, which nobody trains heads for.
     """
     weight = (target.embed if target.head is None else target.head).weight.detach()
     if not weight.is_floating_point():
-        size = target.vocab_size if vocab is None else len(vocab.ids)
-        return torch.zeros(size, target.config.hidden_size)
-    return (weight if vocab is None else weight[vocab.ids]) / target.logits_divisor
-
-
-def begin_lm_heads(heads: Iterable[nn.Module], target: DecoderLM, vocab: DraftVocab | None) -> None:
-    """Copy ``output_rows`` into new LM heads; one that reads another width, or a quantised target's, keeps its own."""
-    rows = output_rows(target, vocab)
+        return
+    rows = (weight if vocab is None else weight[vocab.ids]) / target.logits_divisor  # [D, H]
     with torch.no_grad():
-        for weight in (head.get_parameter("weight") for head in heads):
-            if weight.shape == rows.shape and rows.any():
-                weight.copy_(rows)
+        for own in (head.get_parameter("weight") for head in heads):
+            if own.shape == rows.shape:
+                own.copy_(rows)
 
 
 def sample_anchors(learned: Tensor, count: int | None, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from paceline.draft_heads.base import DraftHeadConfig
 from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.feature_head import FeatureHead, FeatureHeadConfig, bare_decoder
-from paceline.draft_heads.layers import materialize, output_rows, own_tensors
+from paceline.draft_heads.layers import begin_lm_heads, materialize, own_tensors
 from paceline.models.native.decoder import DecoderLM
 
 DECAY = 0.8  # of the weights of the depths' losses
@@ -71,12 +71,8 @@ class MedusaHead(FeatureHead):
         decoder = bare_decoder(target)
         with torch.device("meta"):
             head = cls(config, target.num_layers, decoder, vocab)
-        first = output_rows(target, vocab)
-        state = {
-            name: first.clone() if name.startswith("lm_heads.") else torch.zeros(part.shape)
-            for name, part in own_tensors(head.own).items()
-        }
-        materialize(head.own, state, target)
+        materialize(head.own, {name: torch.zeros(one.shape) for name, one in own_tensors(head.own).items()}, target)
+        begin_lm_heads(head.lm_heads_of_rows, target, vocab)
         return head
 
     @property
