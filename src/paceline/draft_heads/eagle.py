@@ -5,27 +5,25 @@ size, V vocabulary.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import ClassVar, Self, final
+from typing import ClassVar, final
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from paceline.draft_heads.base import DraftHeadConfig
-from paceline.draft_heads.pair import PairConfig, PairHead, fill
+from paceline.draft_heads.state_pair import StatePairConfig, StatePairHead
 from paceline.models.native.decoder import DecoderLM
 
 NOISE_LENGTH = 512  # tokens of a row for which ``noise`` is given
 
 
-class EagleConfig(PairConfig):
+class EagleConfig(StatePairConfig):
     """What an EAGLE head is; the defaults are those of its paper, whose training has a depth of 1."""
 
     depth: int = Field(default=3, ge=1)
     depth_decay: float = Field(default=1.0, gt=0, le=1)
-    tap: int | None = Field(default=None, ge=0)  # the hidden state that is its feature; None: after the last layer
-    normalized: bool = True  # by the target's final norm
+    normalized: bool = True
     fc_bias: bool = True
     first_norm: bool = False  # of what the first layer reads
     feature_weight: float = Field(default=1.0, ge=0)  # of the distance to the target's feature in the loss
@@ -37,7 +35,7 @@ class EagleConfig(PairConfig):
 
 
 @final
-class EagleHead(PairHead):
+class EagleHead(StatePairHead):
     """``fc`` [H, 2 H] joins a token's embedding and a feature; layers make the next feature of it.
 
     A feature is what the target's LM head reads, and so are the head's: it has neither a norm nor an LM head of its
@@ -48,43 +46,17 @@ class EagleHead(PairHead):
     Config: ClassVar[type[DraftHeadConfig]] = EagleConfig
 
     def __init__(self, config: EagleConfig, target: DecoderLM, decoder: DecoderLM) -> None:
-        super().__init__()
-        self.config = self.sizes = self.options = config
-        self.decoder = decoder
-        self.num_layers, self.target_vocab = target.num_layers, target.vocab_size
-        self.tap = target.num_layers if config.tap is None else config.tap
-        if self.tap > target.num_layers:
-            raise ValueError(f"tap={self.tap}: the target has {target.num_layers} layers, so give 0 to that many")
+        super().__init__(config, target, decoder)
+        self.options = config
         size = target.config.hidden_size
         self.fc = nn.Linear(2 * size, size, bias=config.fc_bias)
-        self._norm = (target.norm,)  # in a tuple, so that it is not a submodule
-
-    @classmethod
-    def make(cls, config: DraftHeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
-        assert isinstance(config, EagleConfig)
-        blocks = replace(config.decoder(target.config), tied_head=target.head is None)
-        with torch.device("meta"):
-            decoder = DecoderLM(blocks)
-            decoder.norm = nn.Identity()
-            if not config.first_norm:
-                decoder.blocks[0].attention_norm = nn.Identity()
-            head = cls(config, target, decoder)
-        decoder.embed, decoder.head = target.embed, target.head
-        fill(head, target, generator)
-        return head
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return (self.tap,)
+        decoder.norm = nn.Identity()
+        if not config.first_norm:
+            decoder.blocks[0].attention_norm = nn.Identity()
 
     @property
     def own(self) -> dict[str, nn.Module]:
         return {"fc": self.fc, "blocks": self.decoder.blocks}
-
-    def feature(self, hidden: Mapping[int, Tensor]) -> Tensor:
-        """The hidden state, as the target's LM head reads it."""
-        state = hidden[self.tap]
-        return self._norm[0](state) if self.options.normalized else state
 
     def disturbed(self, features: Tensor, generator: torch.Generator) -> Tensor:
         """With uniform noise in a range of ``noise`` around 0, scaled by 512 / T, as in the authors' training."""
@@ -95,8 +67,7 @@ class EagleHead(PairHead):
 
     def pair(self, feature: Tensor, tokens: Tensor, first: Tensor | None = None) -> Tensor:
         """Embedding and feature, joined: [B, n, H]."""
-        embedded = self.decoder.embed(tokens.flatten()).view(*tokens.shape, -1)
-        return self.fc(torch.cat((embedded.to(feature.dtype), feature), dim=-1))
+        return self.fc(torch.cat((self.embed(tokens, feature), feature), dim=-1))
 
     def feedback(self, out: Tensor) -> Tensor:
         """What comes out is the feature."""

@@ -3,8 +3,6 @@
 B rows, n pairs, H hidden size, V vocabulary.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar, Self, final
 
 import torch
@@ -12,26 +10,25 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from paceline.draft_heads.base import DraftHeadConfig
-from paceline.draft_heads.pair import PairConfig, PairHead, fill
+from paceline.draft_heads.state_pair import StatePairConfig, StatePairHead
 from paceline.models.native.decoder import DecoderLM
 
 
-class MTPConfig(PairConfig):
+class MTPConfig(StatePairConfig):
     """What an MTP module is. The defaults are those of the module for a dense target that vLLM serves (MiMo's)."""
 
     norm_eps: float | None = Field(default=None, gt=0)
     rope_theta: float | None = Field(default=None, gt=0)
     depth: int = Field(default=3, ge=1)
     depth_decay: float = Field(default=0.6, gt=0, le=1)
-    tap: int | None = Field(default=None, ge=0)  # the hidden state that is its feature; None: after the last layer
-    normalized: bool = False  # by the target's final norm
+    normalized: bool = False
     embedding_first: bool = False  # in what joins the two; else the feature is
     norm_output: bool = True  # drafted tokens are paired with what the last norm gives, not with what it reads
     zero_first: bool = True  # the embedding in the first pair of a sequence is zero
 
 
 @final
-class MTPHead(PairHead):
+class MTPHead(StatePairHead):
     """``eh_proj`` [H, 2 H] joins a normalised embedding and a normalised feature; blocks and a norm follow.
 
     The embedding and the LM head are the target's.
@@ -41,49 +38,29 @@ class MTPHead(PairHead):
     Config: ClassVar[type[DraftHeadConfig]] = MTPConfig
 
     def __init__(self, config: MTPConfig, target: DecoderLM, decoder: DecoderLM) -> None:
-        super().__init__()
-        self.config = self.sizes = self.options = config
-        self.decoder = decoder
-        self.num_layers, self.target_vocab = target.num_layers, target.vocab_size
-        self.tap = target.num_layers if config.tap is None else config.tap
-        if self.tap > target.num_layers:
-            raise ValueError(f"tap={self.tap}: the target has {target.num_layers} layers, so give 0 to that many")
+        super().__init__(config, target, decoder)
+        self.options = config
         size, blocks = target.config.hidden_size, decoder.config
         self.embedding_norm = blocks.norm(size, blocks.norm_eps)
         self.feature_norm = blocks.norm(size, blocks.norm_eps)
         self.eh_proj = nn.Linear(2 * size, size, bias=False)
-        self._norm = (target.norm,)  # in a tuple, so that it is not a submodule
 
     @classmethod
     def make(cls, config: DraftHeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
-        assert isinstance(config, MTPConfig)
-        blocks = replace(config.decoder(target.config), tied_head=target.head is None)
-        with torch.device("meta"):
-            decoder = DecoderLM(blocks)
-            head = cls(config, target, decoder)
-        decoder.embed, decoder.head = target.embed, target.head
-        fill(head, target, generator)
-        if type(decoder.norm) is type(target.norm):
-            decoder.norm.load_state_dict(target.norm.state_dict())  # which the LM head is made to be read after
+        head = super().make(config, target, generator=generator)
+        norm = head.decoder.norm
+        if type(norm) is type(target.norm):
+            norm.load_state_dict(target.norm.state_dict())  # which the LM head is made to be read after
         return head
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return (self.tap,)
 
     @property
     def own(self) -> dict[str, nn.Module]:
         norms: dict[str, nn.Module] = {"embedding_norm": self.embedding_norm, "feature_norm": self.feature_norm}
         return {**norms, "eh_proj": self.eh_proj, "blocks": self.decoder.blocks, "norm": self.decoder.norm}
 
-    def feature(self, hidden: Mapping[int, Tensor]) -> Tensor:
-        """The hidden state, or the one that the target's LM head reads."""
-        state = hidden[self.tap]
-        return self._norm[0](state) if self.options.normalized else state
-
     def pair(self, feature: Tensor, tokens: Tensor, first: Tensor | None = None) -> Tensor:
         """Embedding and feature, both normalised, joined: [B, n, H]."""
-        embedded = self.decoder.embed(tokens.flatten()).view(*tokens.shape, -1).to(feature.dtype)
+        embedded = self.embed(tokens, feature)
         if self.options.zero_first and first is not None:
             embedded = embedded.masked_fill(first[..., None], 0)
         both = self.embedding_norm(embedded), self.feature_norm(feature)

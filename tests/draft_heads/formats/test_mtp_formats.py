@@ -324,11 +324,11 @@ def test_vllms_architecture_is_of_few_targets(kind, tmp_path):
 
 
 def test_a_base_that_is_not_given_is_that_of_the_target(tmp_path):
-    target = tiny.native(tiny.llama(rope_parameters={"rope_type": "default", "rope_theta": 640000.0}, head_dim=16))
+    target = tiny.native(tiny.llama(rope_parameters={"rope_type": "default", "rope_theta": 1234567.0}, head_dim=16))
     options = dict(qk_norm=True, embedding_first=True, zero_first=False)
     written = dict(target=target, target_name="it", num_draft_tokens=3)
     made = convert(head_of(target, **options), find_format("speculators_mtp"), **written)
-    assert made.config["transformer_layer_config"]["rope_parameters"]["rope_theta"] == 640000.0
+    assert made.config["transformer_layer_config"]["rope_parameters"]["rope_theta"] == 1234567.0
     scaled = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
     target = tiny.native(tiny.llama(rope_parameters=scaled))
     with pytest.raises(FormatError, match="rotary embedding is scaled: give the head rope_theta and rope_scaling"):

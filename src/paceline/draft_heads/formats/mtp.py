@@ -62,6 +62,20 @@ class MTPNames:
             "norm.weight": self.norm,
         }
 
+    @staticmethod
+    def numbered(at: str, *, module: str, embedding: str | None = None, head: str | None = None) -> "MTPNames":
+        """Those of MiMo and of the package speculators, whose modules are numbered: this one begins with ``at``."""
+        return MTPNames(
+            module=module,
+            embedding_norm=f"{at}token_layernorm.weight",
+            feature_norm=f"{at}hidden_layernorm.weight",
+            projection=f"{at}input_proj.weight",
+            norm=f"{at}final_layernorm.weight",
+            block=at,
+            embedding=embedding,
+            head=head,
+        )
+
 
 class MTPFormat(Format):
     """Reads and writes the tensors of a module; subclasses name them and say what the layout decides."""

@@ -84,14 +84,7 @@ class MiMoFormat(LayersFormat):
 
     def own_names(self, num_layers: int) -> MTPNames:
         at = "model.mtp_layers.0."
-        return MTPNames(
-            module=at,
-            embedding_norm=f"{at}token_layernorm.weight",
-            feature_norm=f"{at}hidden_layernorm.weight",
-            projection=f"{at}input_proj.weight",
-            norm=f"{at}final_layernorm.weight",
-            block=at,
-        )
+        return MTPNames.numbered(at, module=at)
 
     def fields(self, target: DecoderConfig, config: Mapping[str, object]) -> Mapping[str, object]:
         kind = config.get("model_type")

@@ -183,7 +183,8 @@ def _rope_base(config: DecoderConfig) -> float:
     """The base of the rotary embedding, which is the target's. Raises FormatError where it is scaled."""
     assert config.rotary is not None
     found, size = config.rotary.inverse_frequencies, config.head_dim
-    base = float(f"{found[1] ** (-size / 2):.5g}") if len(found) > 1 else 10000.0
+    last = len(found) - 1  # the lowest frequency, which tells the base best
+    base = float(f"{found[last] ** (-size / (2 * last)):.7g}") if last else 10000.0
     plain = RotaryConfig(tuple(base ** (-i / size) for i in range(0, size - 1, 2)))
     if not same_rotary(config.rotary, plain):
         raise FormatError(

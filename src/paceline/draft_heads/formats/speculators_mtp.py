@@ -13,17 +13,7 @@ from paceline.draft_heads.mtp import MTPHead
 from paceline.models.loading import dtype_name
 from paceline.models.native.decoder import DecoderLM
 
-AT = "mtp_layers.0."
-NAMES = MTPNames(
-    module="",
-    embedding_norm=f"{AT}token_layernorm.weight",
-    feature_norm=f"{AT}hidden_layernorm.weight",
-    projection=f"{AT}input_proj.weight",
-    norm=f"{AT}final_layernorm.weight",
-    block=AT,
-    embedding="embed_tokens.weight",
-    head="lm_head.weight",
-)
+NAMES = MTPNames.numbered("mtp_layers.0.", module="", embedding="embed_tokens.weight", head="lm_head.weight")
 
 
 @final
