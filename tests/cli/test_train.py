@@ -150,6 +150,7 @@ def test_the_dumped_configuration_is_the_same_run(folder, tmp_path, capsys):
         (["--set", "heads.0.kind=oracle"], ["unknown head 'oracle'; known:"]),
         (["--set", "target.path=/nowhere"], ["no such model directory: /nowhere"]),
         (["--set", "batch.rows=5", "--set", "batch.accumulate=2"], ["batch.rows 5 is no multiple of 2"]),
+        (["--set", "precision=fp32", "--set", "target.dtype=bfloat16"], ["precision fp32 and target.dtype bfloat16"]),
         (["--set", "batch.length=1000"], ["batch.length=1000: the target reads 128 tokens at most"]),
         (["--set", "distributed=ddp"], ["distributed=ddp in a single process: start it by `torchrun"]),
         (["--set", "loggers=[wandb]"], ["loggers: wandb is not installed", "pip install 'paceline[train-loggers]'"]),

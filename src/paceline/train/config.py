@@ -178,6 +178,11 @@ class TrainConfig(_LoopSettings, _Models):
         duplicates = sorted({name for name in names if names.count(name) > 1})
         if duplicates:
             raise ValueError(f"heads of the same name {', '.join(duplicates)}: give each a name of its own")
+        if self.heads and not self.target.is_trained and self.precision == "fp32" and self.target.dtype != "float32":
+            raise ValueError(
+                f"precision fp32 and target.dtype {self.target.dtype}: heads in float32 read hidden states in float32; "
+                "give target.dtype float32, or precision bf16"
+            )
         multiple = self.batch.accumulate * self.loss.rows
         if self.batch.rows % multiple:
             raise ValueError(
