@@ -1,6 +1,8 @@
 """Which profile an engine begins with."""
 
+import gc
 import logging
+import weakref
 
 import pytest
 import torch
@@ -118,3 +120,16 @@ def test_what_the_process_has_learnt_comes_first(target, tmp_path):
     knowledge_of(target.lm, build_drafter("ngram", target=target)).costs.level = 7.0
     write_profile(tmp_path / "own.json", conditions(target), learnt())
     assert measured(make(target, profile=tmp_path / "own.json")) == 7.0
+
+
+def test_what_is_learnt_of_a_draft_model_outlives_it(target):
+    def known(path):
+        drafter = build_drafter(str(path), target=target)
+        return knowledge_of(target.lm, drafter), weakref.ref(drafter.own_model)
+
+    first, model = known(pair().draft)
+    gc.collect()
+    assert model() is None
+    again, _ = known(pair().draft)
+    other, _ = known(pair().target)
+    assert again is first and other is not first

@@ -9,20 +9,16 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import torch
-from torch import nn
 
 from paceline.api.loading import Loaded
 from paceline.drafters.base import Drafter
 from paceline.drafters.growing import GrowingDrafter
 from paceline.drafters.host import HostDrafting
 from paceline.drafters.sublayer_search import OnTheFly
-from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge, unwrapped
+from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge, weights_of
 from paceline.engine.profile import Conditions, ProfileError, profile_folder, profile_path, read_profile
 from paceline.hardware.processor import processor_name
 from paceline.kernels.cpu.instruction_set import describe_set
-from paceline.models import lazy_adapter
-from paceline.models.base import LM
-from paceline.models.fingerprint import memory_digest
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.sublayers import SkippedSublayers
 from paceline.models.work import forward_work
@@ -38,7 +34,7 @@ def conditions_of(target: Loaded, drafter: Drafter) -> Conditions | None:
         return None
     own = drafter.own_weights if isinstance(drafter, GrowingDrafter) else None
     models = [target.lm, *([] if own is None else [own])]
-    weights = [_weights(lm) for lm in models]
+    weights = [weights_of(lm) for lm in models]
     if not all(weights):
         return None
     device, lm = target.lm.device, target.lm
@@ -94,14 +90,6 @@ def begin_with(profile: ProfileLike, *, target: Loaded) -> Callable[[Drafter, Kn
             )
 
     return begin
-
-
-def _weights(lm: LM | nn.Module) -> str:
-    """What tells a model or a draft head from others; empty if nothing does."""
-    module = lm if isinstance(lm, nn.Module) else unwrapped(lm)
-    if not isinstance(module, nn.Module) and isinstance(module, lazy_adapter.lm.TransformersLM):
-        module = module.model
-    return memory_digest(module) if isinstance(module, nn.Module) else ""
 
 
 def _name(drafter: Drafter) -> str:

@@ -1,14 +1,17 @@
-"""What this process has learnt of pairs of a target and a drafter, for as long as both live.
+"""What this process has learnt of pairs of a target and a drafter, for as long as the target lives.
 
-Engines come and go, one for each call of ``generate``; the next one starts from what the last one knew.
+Engines come and go, one for each call of ``generate``; the next one starts from what the last one knew, also where the
+drafter is loaded anew for each.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from paceline.drafters.base import Drafter
 from paceline.drafters.growing import GrowingDrafter
@@ -20,7 +23,9 @@ from paceline.engine.costs import DepthCost, StepCosts, StepWork
 from paceline.engine.exploration import Exploration
 from paceline.engine.probes import Probes
 from paceline.engine.row_state import RowState
+from paceline.models import lazy_adapter
 from paceline.models.base import LM
+from paceline.models.fingerprint import memory_digest
 from paceline.models.sublayers import SkippedSublayers
 from paceline.models.wrapped import WrappedLM
 
@@ -146,17 +151,35 @@ def unwrapped(lm: LM) -> LM:
     return unwrapped(lm.lm) if isinstance(lm, WrappedLM) else lm
 
 
+def weights_of(lm: LM | nn.Module) -> str:
+    """What tells the weights of a model or a draft head from others, loaded again or not; empty if nothing does."""
+    module = lm if isinstance(lm, nn.Module) else unwrapped(lm)
+    if not isinstance(module, nn.Module) and isinstance(module, lazy_adapter.lm.TransformersLM):
+        module = module.model
+    return memory_digest(module) if isinstance(module, nn.Module) else ""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class _Weights:
+    """A drafter by its class and its weights."""
+
+    kind: type[Drafter]
+    digest: str
+
+
 @cache
-def _interned(sublayers: SkippedSublayers) -> SkippedSublayers:
-    """One of all equal sets, which lives as long as the process."""
-    return sublayers
+def _interned(value: SkippedSublayers | _Weights) -> SkippedSublayers | _Weights:
+    """One of all equal values, which lives as long as the process."""
+    return value
 
 
 def _identity(drafter: Drafter) -> object:
     if drafter.parts:
         return drafter
-    if isinstance(drafter, GrowingDrafter) and drafter.own_model is not None:
-        return unwrapped(drafter.own_model)
+    own = drafter.own_weights if isinstance(drafter, GrowingDrafter) else None
+    if own is not None:
+        digest = weights_of(own)
+        return _interned(_Weights(type(drafter), digest)) if digest else own
     if isinstance(drafter, LayerSkipDrafter) and drafter.on_the_fly is None:
         return _interned(drafter.sublayers)
     return type(drafter.drafter) if isinstance(drafter, HostDrafting) else type(drafter)
