@@ -13,7 +13,7 @@ from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.models.native.decoder import DecoderLM
 from paceline.verifiers import VERIFIERS
 from tests import tiny
-from tests.harness import cases, decoder_for, pairs, request, tiny_drafter
+from tests.harness import decoder_for, family_cases, pairs, request, tiny_drafter
 
 K = 3
 SHAPES = {"trees": Topology.branching((2, 1)), "confident trees": Confident(num_drafted=9, depth=3, width=3)}
@@ -43,7 +43,7 @@ def growing():
 
 
 PAIRS = [*pairs(), *growing()]
-every_pair = pytest.mark.parametrize(("drafter", "verifier"), [*cases(), *growing()])
+every_pair = pytest.mark.parametrize(("drafter", "verifier"), [*family_cases(), *growing()])
 
 
 def requests(sampled):
