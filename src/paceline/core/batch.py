@@ -62,7 +62,10 @@ class Batch(BatchState):
         if depths != self._depths:
             self._depths = depths
             limits = (self.max_depth,) * self.rows if depths is None else depths
-            self.planned.copy_(torch.tensor(limits, dtype=torch.int64), non_blocking=True)
+            if self.planned.device.type == "cpu":
+                self.planned.numpy()[:] = limits  # takes a tenth of the time of a tensor of its own
+            else:
+                self.planned.copy_(torch.tensor(limits, dtype=torch.int64), non_blocking=True)
 
     @property
     def idle(self) -> bool:

@@ -67,7 +67,9 @@ class StepCosts:
         self.catch_up = CATCH_UP  # per token that the drafter has missed
         self._caught_up = 0  # times it was measured
         self.planning = 0.0  # seconds that the controller takes for a drafted step
-        self._verifying: dict[tuple[int, int], float] = {}  # by rows and nodes, since the last refresh
+        # Since the last refresh: by rows and nodes; by rows, of further nodes by the powers of 2.
+        self._verifying: dict[tuple[int, int], float] = {}
+        self._powers: dict[int, list[tuple[int, float]]] = {}
 
     def __call__(self, work: StepWork) -> float:
         """The cost of a step in units of the level."""
@@ -91,8 +93,12 @@ class StepCosts:
         """The share of further nodes that must be accepted for a step of ``rows`` rows to be ``speedup`` times better
         than a plain one, with whatever number of nodes that is least. ``fixed`` is the cost of having any.
         """
-        least, counts = speedup / self.verifying(rows, rows), POWERS[: (MOST_NODES * rows).bit_length()]
-        return min(rows * (least * (self.verifying(rows, rows + count) + fixed) - 1) / count for count in counts)
+        costs = self._powers.get(rows)
+        if costs is None:
+            counts = POWERS[: (MOST_NODES * rows).bit_length()]
+            costs = self._powers[rows] = [(count, self.verifying(rows, rows + count)) for count in counts]
+        least = speedup / self.verifying(rows, rows)
+        return min([rows * (least * (cost + fixed) - 1) / count for count, cost in costs])
 
     def observe(self, work: StepWork, seconds: PhaseSeconds, *, missed: int = 0) -> None:
         """Learn from a step. ``missed`` tokens had to be read by the drafter first, beyond those of the step before.
@@ -140,6 +146,7 @@ class StepCosts:
         for curve in self._curves().values():
             curve.refresh()
         self._verifying.clear()
+        self._powers.clear()
 
     def doubt(self, work: StepWork) -> None:
         """Believe less what was measured of such steps."""
