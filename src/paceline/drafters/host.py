@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
+from paceline.core.host import entries
 from paceline.core.host_draft import HostDraft
 from paceline.core.request import Request
 from paceline.core.step import StepPlan
@@ -94,9 +95,9 @@ class HostDrafting(Drafter):
         self.tokens = buffer[:, TOKENS : TOKENS + 1 + most]  # [R, 1 + D], with room for the root
         self.parents = buffer[:, TOKENS + 1 + most :]  # [R, D]; the root's number is 0
         # What the host writes, all in one; steps under a host drafter follow each other, so it is read by then.
-        self._buffer = self._host = buffer
-        if device.type != "cpu":
-            self._host = torch.zeros_like(buffer, device="cpu", pin_memory=device.type == "cuda")
+        self._buffer = buffer
+        apart = device.type != "cpu"
+        self._write_to(torch.zeros_like(buffer, device="cpu", pin_memory=device.type == "cuda") if apart else buffer)
         # By the nodes of a step, which are made once: the tokens, and every row's depths beside its count.
         index, self._counts, self._roots = torch.arange(1 + most, device=device), self.count[:, None], self.tokens[:, 0]
         self._views = [(self.tokens[:, :nodes], index[:nodes]) for nodes in range(2 + most)]
@@ -153,15 +154,19 @@ class HostDrafting(Drafter):
         """The buffers are of former sequences now."""
         self.count.zero_()
 
+    def _write_to(self, host: Tensor) -> None:
+        """Fill ``host`` before steps, the buffer itself or one that is copied to it."""
+        self._host, self._entries = host, entries(host)
+
     def _running(self, batch: Batch) -> dict[int, Sequence[int]]:
         """The sequences of the rows that may have a draft."""
         sequences = batch.host_sequences(self._began)
         return {row: tokens for row, tokens in sequences.items() if _room(batch, row, len(tokens)) > 0}
 
     def _fill(self, batch: Batch, drafts: Mapping[int, Proposal], plan: StepPlan) -> None:
-        buffer, width, most = self._host.numpy(), self._host.shape[1], self.tokens.shape[1]
-        buffer[:, 0] = 0
-        flat = memoryview(buffer).cast("B").cast("q")  # of a few entries each, which numpy takes several times as long for
+        flat, (rows, width), most = self._entries, self._host.shape, self.tokens.shape[1]
+        for row in range(rows):
+            flat[row * width] = 0
         sequences = batch.host_sequences(drafts)
         for row, draft in drafts.items():
             tokens, above = (draft.tokens, draft.parents) if isinstance(draft, HostDraft) else (draft, None)

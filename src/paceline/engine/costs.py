@@ -7,7 +7,7 @@ all steps slower alike, so that a figure that was measured long ago stays compar
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from paceline.core.step import PhaseSeconds
 from paceline.engine.curve import DISTURBED, WARM, Curve, quartile, surprise
@@ -20,6 +20,7 @@ ROW = 0.5  # nodes that a row counts like, beyond its own, until it is measured
 REFRESH, REFRESH_SLOWER = 64, 4  # steps between two refreshes; one more after every so many, at first
 MOST_NODES = 32  # of a row, that may be the best number
 POWERS = tuple(2**power for power in range(16))
+Line: TypeAlias = tuple[float, float, float, Sequence[float]]  # of Curve.line_beside
 FEW_MISSED = 2  # missed tokens per drafted one, up to which a step tells what drafting costs, not catching up
 
 
@@ -67,8 +68,8 @@ class StepCosts:
         self.catch_up = CATCH_UP  # per token that the drafter has missed
         self._caught_up = 0  # times it was measured
         self.planning = 0.0  # seconds that the controller takes for a drafted step
-        # Since the last refresh: by rows and nodes; by rows, of further nodes by the powers of 2.
-        self._verifying: dict[tuple[int, int], float] = {}
+        # By rows, since the last refresh: of the forward and of the rest; of numbers of further nodes.
+        self._lines: dict[int, tuple[Line, Line]] = {}
         self._powers: dict[int, list[tuple[int, float]]] = {}
 
     def __call__(self, work: StepWork) -> float:
@@ -84,10 +85,13 @@ class StepCosts:
 
     def verifying(self, rows: int, nodes: int) -> float:
         """The cost of a step without the drafting."""
-        cost = self._verifying.get((rows, nodes))
-        if cost is None:
-            cost = self._verifying[rows, nodes] = self.of(rows, nodes)
-        return cost
+        lines = self._lines.get(rows)
+        if lines is None or nodes >= len(lines[0][3]):
+            last = max(nodes, (1 + MOST_NODES) * rows)
+            lines = self._lines[rows] = (self.score.line_beside(rows - 1, last), self.rest.line_beside(rows - 1, last))
+        (base, per_node, others, ratios), (rest, rest_per_node, rest_others, rest_ratios) = lines
+        score = (base + per_node * nodes + others) * ratios[nodes]
+        return score + (rest + rest_per_node * nodes + rest_others) * rest_ratios[nodes]
 
     def least_rate(self, rows: int, *, speedup: float, fixed: float) -> float:
         """The share of further nodes that must be accepted for a step of ``rows`` rows to be ``speedup`` times better
@@ -145,7 +149,7 @@ class StepCosts:
         self._refresh_at = self.num_observed + min(REFRESH, 1 + self.num_observed // REFRESH_SLOWER)
         for curve in self._curves().values():
             curve.refresh()
-        self._verifying.clear()
+        self._lines.clear()
         self._powers.clear()
 
     def doubt(self, work: StepWork) -> None:
