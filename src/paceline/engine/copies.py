@@ -5,10 +5,10 @@ verifier stays exact. Whether they would have been accepted is seen from the tok
 (full information, as 2510.20064 has it), so nothing needs to be tried to be known.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from operator import truediv
+from itertools import accumulate, chain, takewhile
+from operator import mul, truediv
 from typing import NamedTuple, final
 
 from paceline.core.host_draft import NO_TOKENS, HostDraft
@@ -21,6 +21,7 @@ SURE, LIKELY = 0.9, 0.5  # chances by the drafter's own counts that are told apa
 LENGTHS = tuple(bisect_right(ENDS, min(length, LONGEST) - 1) for length in range(1, LONGEST + MAX_DRAFT + 1))  # classes
 CLASSES = 1 + len(ENDS)  # of lengths
 SUREST = 2 * CLASSES  # the first class of tokens that the drafter's own counts say nothing against
+SURE_LENGTHS = tuple(SUREST + length for length in LENGTHS)
 KEEP = 0.998  # of the weight of former tokens of a class, with each
 WEIGHT = 6.0  # of the guess, in tokens
 FOLLOW = 0.96  # of the weight of a request's former tokens, with each
@@ -101,13 +102,9 @@ class CopyRow:
 
     def survival(self, draft: HostDraft) -> list[float]:
         """The chance that ``draft`` is accepted down to each depth."""
-        odds, rates, alive, found = self._odds, self.rates.of(draft.origin).rates, 1.0, list[float]()
-        for at in classes(draft, self.most):
-            alive *= 1 - odds * (1 - rates[at])
-            if alive < WORTHLESS:
-                break
-            found.append(alive)
-        return found
+        odds, rates = self._odds, self.rates.of(draft.origin).rates
+        alive = accumulate((1 - odds * (1 - rates[at]) for at in classes(draft, self.most)), mul)
+        return list(takewhile(WORTHLESS.__le__, alive))
 
     def first_chance(self, draft: HostDraft) -> float:
         """The chance that its first token is accepted: no other is likelier to be."""
@@ -167,15 +164,15 @@ def choose_copies(
                 best = (promised, draft, chances)
         if best[0]:
             weighed.append((row, best[1], best[2]))
-    falling = sorted(-chance for _, _, chances in weighed for chance in chances)  # of all rows, negative
-    gained = [0.0, *accumulate(falling)]
+    rising = sorted(chain.from_iterable([chances for _, _, chances in weighed]))  # of all rows
+    gained = [0.0, *accumulate(reversed(rising))]
     plain, found, cut, before = costs.verifying(running, running), SWITCH, 1.0, 0
     for least in STEPS:
-        count = bisect_right(falling, -least)
+        count = len(rising) - bisect_left(rising, least)
         if count == before:
             continue
         before = count
-        speedup = (running - gained[count]) / running * plain / (costs.verifying(running, running + count) + fixed)
+        speedup = (running + gained[count]) / running * plain / (costs.verifying(running, running + count) + fixed)
         if speedup > found:
             found, cut = speedup, least
     if cut == 1.0:
@@ -190,9 +187,10 @@ def classes(draft: HostDraft, most: int) -> Sequence[int]:
     and ``CLASSES`` more for each step that the drafter's own counts are surer of it, given the one before.
     """
     probs, first = draft.probs, min(max(draft.match, 1), LONGEST) - 1
-    lengths = LENGTHS[first : first + min(most, len(draft.tokens))]
-    if probs is None:
-        return [SUREST + length for length in lengths]
+    most = min(most, len(draft.tokens))
+    if probs is None or (most and min(probs[:most]) >= SURE):  # of at most 1, so that no share is less
+        return SURE_LENGTHS[first : first + most]
+    lengths = LENGTHS[first : first + most]
     shares = map(truediv, probs, (1.0, *probs))
     return [
         length + (SUREST if share >= SURE else CLASSES if share >= LIKELY else 0)
