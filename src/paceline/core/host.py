@@ -1,4 +1,4 @@
-"""Transfers from the device to the host, and tensors on the host as plain memory. Nothing inside a step may call these."""
+"""Transfers from the device to the host, and its tensors as plain memory. Nothing inside a step may call these."""
 
 from typing import cast
 

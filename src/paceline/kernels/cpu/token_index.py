@@ -114,8 +114,8 @@ class KernelSuffixDrafts:
 
     def draft(
         self,
-        own: "Sequence[KernelTokenIndex]",
-        stores: "Sequence[KernelTokenIndex | None]",
+        own: Sequence[TokenIndex],
+        stores: Sequence[TokenIndex | None],
         added: Sequence[Sequence[int]],
         room: Sequence[int],
     ) -> list[HostDraft]:
@@ -124,22 +124,27 @@ class KernelSuffixDrafts:
         As core/token_index.draft_from_plain.
         """
         arrays, count = self._arrays, len(own)
-        arrays["own"][:count] = array("q", [one.address for one in own])
-        arrays["store"][:count] = array("q", [0 if one is None else one.address for one in stores])
+        arrays["own"][:count] = array("q", [_address(one) for one in own])
+        arrays["store"][:count] = array("q", [0 if one is None else _address(one) for one in stores])
         arrays["num_added"][:count] = array("q", map(len, added))
         arrays["room"][:count] = array("q", room)
         flat = array("q", chain.from_iterable(added))
         self._rows.rows, self._rows.added = count, flat.buffer_info()[0]
         self._draft(byref(self._rows), byref(self._options))
         tokens, above, probs, drafts = arrays["tokens"], arrays["parents"], self._probs, list[HostDraft]()
-        for first, num, match in zip(range(0, len(tokens), self._width), arrays["count"][:count], arrays["match"]):
+        for row, (num, match) in enumerate(zip(arrays["count"][:count], arrays["match"][:count], strict=True)):
             if not num:
                 drafts.append(NO_TOKENS)
                 continue
-            last = first + num
+            first, last = row * self._width, row * self._width + num
             parents = above[first:last].tolist() if self._branches else None
             drafts.append(HostDraft(tokens[first:last].tolist(), parents, match, probs[first:last].tolist()))
         return drafts
+
+
+def _address(index: TokenIndex) -> int:
+    assert isinstance(index, KernelTokenIndex)
+    return index.address
 
 
 @cache
