@@ -68,8 +68,8 @@ class StepCosts:
         self.catch_up = CATCH_UP  # per token that the drafter has missed
         self._caught_up = 0  # times it was measured
         self.planning = 0.0  # seconds that the controller takes for a drafted step
-        # By rows, since the last refresh: of the forward and of the rest; of numbers of further nodes.
-        self._lines: dict[int, tuple[Line, Line]] = {}
+        # By rows, since the last refresh: of at most so many nodes, the forward and the rest; numbers of further nodes.
+        self._lines: dict[int, tuple[int, Line, Line]] = {}
         self._powers: dict[int, list[tuple[int, float]]] = {}
 
     def __call__(self, work: StepWork) -> float:
@@ -86,10 +86,11 @@ class StepCosts:
     def verifying(self, rows: int, nodes: int) -> float:
         """The cost of a step without the drafting."""
         lines = self._lines.get(rows)
-        if lines is None or nodes >= len(lines[0][3]):
-            last = max(nodes, (1 + MOST_NODES) * rows)
-            lines = self._lines[rows] = (self.score.line_beside(rows - 1, last), self.rest.line_beside(rows - 1, last))
-        (base, per_node, others, ratios), (rest, rest_per_node, rest_others, rest_ratios) = lines
+        if lines is None or nodes > lines[0]:
+            most, others = max(nodes, (1 + MOST_NODES) * rows), rows - 1
+            lines = most, self.score.line_beside(others, most), self.rest.line_beside(others, most)
+            self._lines[rows] = lines
+        _, (base, per_node, others, ratios), (rest, rest_per_node, rest_others, rest_ratios) = lines
         score = (base + per_node * nodes + others) * ratios[nodes]
         return score + (rest + rest_per_node * nodes + rest_others) * rest_ratios[nodes]
 
