@@ -58,7 +58,7 @@ def test_drafts_written_elsewhere_arrive_in_one_copy(monkeypatch):
 
     def apart(self, context):
         start(self, context)
-        self._host = torch.full_like(self._buffer, 7)
+        self._write_to(torch.full_like(self._buffer, 7))
 
     start = HostDrafting.start
     monkeypatch.setattr(HostDrafting, "start", apart)

@@ -3,6 +3,7 @@
 R rows, T sequence capacity, N nodes, D draft depth, E stop tokens.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import final
@@ -13,6 +14,7 @@ from torch import Tensor
 from paceline.core.batch_state import BatchState
 from paceline.core.chains import ChainTrees
 from paceline.core.early_stop import StopRule
+from paceline.core.host import entries
 from paceline.core.logprobs import KeptScores
 from paceline.core.noise import Noise
 from paceline.core.ops import Ops, TensorOps
@@ -45,6 +47,7 @@ class Batch(BatchState):
     ) -> None:
         self._ops = ops or TensorOps()
         self._depths: tuple[int, ...] | None = None  # that ``planned`` holds; None: no limits
+        self._planned: memoryview | None = None  # ``planned``, where it is on the host
         super().__init__(
             rows=rows,
             max_length=max_length,
@@ -62,7 +65,12 @@ class Batch(BatchState):
         if depths != self._depths:
             self._depths = depths
             limits = (self.max_depth,) * self.rows if depths is None else depths
-            self.planned.copy_(torch.tensor(limits, dtype=torch.int64), non_blocking=True)
+            if self.planned.device.type != "cpu":
+                self.planned.copy_(torch.tensor(limits, dtype=torch.int64), non_blocking=True)
+                return
+            if self._planned is None:
+                self._planned = entries(self.planned)
+            self._planned[:] = array("q", limits)
 
     @property
     def idle(self) -> bool:

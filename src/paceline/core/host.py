@@ -1,4 +1,4 @@
-"""Transfers from the device to the host. Nothing inside a step may call these."""
+"""Transfers from the device to the host, and its tensors as plain memory. Nothing inside a step may call these."""
 
 from typing import cast
 
@@ -19,3 +19,11 @@ def table(matrix: Tensor) -> list[list[int]]:
     """A matrix's rows."""
     flat, width = integers(matrix.flatten()), matrix.shape[1]
     return [flat[start : start + width] for start in range(0, len(flat), width)]
+
+
+def entries(tensor: Tensor) -> memoryview:
+    """The entries of a contiguous int64 ``tensor`` on the CPU, flat: what is written there is in the tensor.
+
+    A write takes a tenth of the time that a tensor's operation or numpy takes.
+    """
+    return memoryview(tensor.numpy()).cast("B").cast("q")  # pyright: ignore[reportArgumentType]

@@ -33,5 +33,9 @@ class HostDraft:
         probs = None if self.probs is None else self.probs[:count]
         return HostDraft(self.tokens[:count], parents, self.match, probs, self.origin)
 
+    def named(self, origin: int) -> "HostDraft":
+        """The same draft by another number of its drafter."""
+        return HostDraft(self.tokens, self.parents, self.match, self.probs, origin)
+
 
 NO_TOKENS = HostDraft(())

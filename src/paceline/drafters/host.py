@@ -4,6 +4,7 @@ R rows, D most drafted tokens.
 """
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias, final
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
+from paceline.core.host import entries
 from paceline.core.host_draft import HostDraft
 from paceline.core.request import Request
 from paceline.core.step import StepPlan
@@ -93,10 +95,12 @@ class HostDrafting(Drafter):
         self.tokens = buffer[:, TOKENS : TOKENS + 1 + most]  # [R, 1 + D], with room for the root
         self.parents = buffer[:, TOKENS + 1 + most :]  # [R, D]; the root's number is 0
         # What the host writes, all in one; steps under a host drafter follow each other, so it is read by then.
-        self._buffer = self._host = buffer
-        if device.type != "cpu":
-            self._host = torch.zeros_like(buffer, device="cpu", pin_memory=device.type == "cuda")
-        self._index = torch.arange(1 + most, device=device)
+        self._buffer = buffer
+        apart = device.type != "cpu"
+        self._write_to(torch.zeros_like(buffer, device="cpu", pin_memory=device.type == "cuda") if apart else buffer)
+        # By the nodes of a step, which are made once: the tokens, and every row's depths beside its count.
+        index, self._counts, self._roots = torch.arange(1 + most, device=device), self.count[:, None], self.tokens[:, 0]
+        self._views = [(self.tokens[:, :nodes], index[:nodes]) for nodes in range(2 + most)]
         self._began.clear()
         self.drafter.start(context)
 
@@ -135,9 +139,9 @@ class HostDrafting(Drafter):
     def propose(self, batch: Batch, plan: StepPlan) -> Tree:
         """The drafts of the buffers [R, k + 1]; rows without one have the root alone."""
         nodes = 1 + plan.num_draft_tokens
-        self.tokens[:, 0] = batch.root
-        tokens, valid = self.tokens[:, :nodes], self._index[:nodes] <= self.count[:, None]
-        valid.logical_and_(batch.active[:, None])
+        self._roots.copy_(batch.root)
+        tokens, index = self._views[nodes]
+        valid = torch.le(index, self._counts).logical_and_(batch.active[:, None])
         if self.branches:
             parents = torch.nn.functional.pad(self.parents[:, : nodes - 1], (1, 0), value=-1)
             tree = Tree.make(tokens, parents, valid, max_depth=nodes - 1, no_draft_reason=NoDraft.NO_MATCH)
@@ -150,14 +154,19 @@ class HostDrafting(Drafter):
         """The buffers are of former sequences now."""
         self.count.zero_()
 
+    def _write_to(self, host: Tensor) -> None:
+        """Fill ``host`` before steps, the buffer itself or one that is copied to it."""
+        self._host, self._entries = host, entries(host)
+
     def _running(self, batch: Batch) -> dict[int, Sequence[int]]:
         """The sequences of the rows that may have a draft."""
         sequences = batch.host_sequences(self._began)
         return {row: tokens for row, tokens in sequences.items() if _room(batch, row, len(tokens)) > 0}
 
     def _fill(self, batch: Batch, drafts: Mapping[int, Proposal], plan: StepPlan) -> None:
-        buffer, most = self._host.numpy(), self.tokens.shape[1]
-        buffer[:, 0] = 0
+        flat, (rows, width), most = self._entries, self._host.shape, self.tokens.shape[1]
+        for row in range(rows):
+            flat[row * width] = 0
         sequences = batch.host_sequences(drafts)
         for row, draft in drafts.items():
             tokens, above = (draft.tokens, draft.parents) if isinstance(draft, HostDraft) else (draft, None)
@@ -167,9 +176,8 @@ class HostDrafting(Drafter):
                 continue
             if not 0 <= min(kept) <= max(kept) < self.vocab_size:
                 raise ValueError(f"draft tokens {kept} leave the target's vocabulary of {self.vocab_size}")
-            count, into = len(kept), buffer[row]
-            into[:3] = count, deepest, draft.origin if isinstance(draft, HostDraft) else 0
-            into[TOKENS + 1 : TOKENS + 1 + count] = kept
+            count, origin, first = len(kept), draft.origin if isinstance(draft, HostDraft) else 0, row * width
+            flat[first : first + TOKENS + 1 + count] = array("q", (count, deepest, origin, 0, *kept))
             if not self.branches:
                 continue
             if above is None:
@@ -177,8 +185,7 @@ class HostDrafting(Drafter):
             above = list(above[:count])
             if len(above) < count or any(not -1 <= parent < node for node, parent in enumerate(above)):
                 raise ValueError(f"parents {above} of {count} draft tokens: give -1 or an earlier one's number")
-            into[TOKENS + most : TOKENS + most + count] = above
-            into[TOKENS + most : TOKENS + most + count] += 1
+            flat[first + TOKENS + most : first + TOKENS + most + count] = array("q", (1 + parent for parent in above))
         if self._host is not self._buffer:
             self._buffer.copy_(self._host, non_blocking=True)
 

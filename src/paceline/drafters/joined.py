@@ -1,7 +1,6 @@
 """Several drafters that copy, as one: a plan chooses among all their drafts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import final
 
 from paceline.core.host_draft import HostDraft
@@ -53,7 +52,7 @@ class JoinedCopies(HostDrafter):
         found: dict[int, list[HostDraft]] = {}
         for one, first in zip(self.drafters, self._first_origin, strict=True):
             for row, drafts in one.offers(sequences, num_draft_tokens).items():
-                named = [replace(draft, origin=first + draft.origin) for draft in drafts] if first else drafts
+                named = [draft.named(first + draft.origin) for draft in drafts] if first else drafts
                 found.setdefault(row, []).extend(named)
         return found
 

@@ -5,18 +5,23 @@ verifier stays exact. Whether they would have been accepted is seen from the tok
 (full information, as 2510.20064 has it), so nothing needs to be tried to be known.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
-from typing import NamedTuple, TypeAlias, final
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain, takewhile
+from operator import mul, truediv
+from typing import NamedTuple, final
 
 from paceline.core.host_draft import NO_TOKENS, HostDraft
+from paceline.core.token_index import MAX_DRAFT
 from paceline.engine.costs import StepCosts
 
 LONGEST = 64  # matched tokens that are told apart
 ENDS = (1, 2, 3, 5, 8, 15, 31)  # the longest matches of all classes but the last
 SURE, LIKELY = 0.9, 0.5  # chances by the drafter's own counts that are told apart
-LENGTHS = tuple(bisect_right(ENDS, length - 1) for length in range(1, LONGEST + 1))  # class by matched tokens - 1
+LENGTHS = tuple(bisect_right(ENDS, min(length, LONGEST) - 1) for length in range(1, LONGEST + MAX_DRAFT + 1))  # classes
+CLASSES = 1 + len(ENDS)  # of lengths
+SUREST = 2 * CLASSES  # the first class of tokens that the drafter's own counts say nothing against
+SURE_LENGTHS = tuple(SUREST + length for length in LENGTHS)
 KEEP = 0.998  # of the weight of former tokens of a class, with each
 WEIGHT = 6.0  # of the guess, in tokens
 FOLLOW = 0.96  # of the weight of a request's former tokens, with each
@@ -28,50 +33,62 @@ STEPS = (0.97, 0.95, 0.92, 0.88, 0.83, 0.77, 0.7, 0.62, 0.53, 0.44, 0.35, 0.26, 
 SWITCH = 1.02  # copies are verified where that is so many times better than plain decoding
 
 
-Place: TypeAlias = tuple[int, int, int]  # who copied, class of the match's length, class of the counts
+GUESSES = tuple(
+    (1 - 0.7 / end**0.5) * factor for factor in (0.35, 0.75, 1.0) for end in (*ENDS, 2 * ENDS[-1])
+)  # the chance of a class before anything is known of it
+
+
+@final
+class OriginRates:
+    """The share of copied tokens of one origin that the target said too, by class, each after the tokens before it were
+    right.
+    """
+
+    def __init__(self) -> None:
+        self._accepted, self._seen = [0.0] * len(GUESSES), [0.0] * len(GUESSES)
+        self.rates = [_rate(guess, 0.0, 0.0) for guess in GUESSES]
+
+    def learn(self, at: int, right: bool) -> None:
+        """Count a token of the class ``at``."""
+        accepted = self._accepted[at] = KEEP * self._accepted[at] + right
+        seen = self._seen[at] = KEEP * self._seen[at] + 1
+        self.rates[at] = _rate(GUESSES[at], accepted, seen)
 
 
 @final
 class CopyRates:
-    """The share of copied tokens that the target said too, by who copied them, the length of the match before them,
-    and the chance that the drafter's own counts gave them; each after the tokens before it were right.
+    """What is known of copies by who copied them, by the length of the match before a token, and by the chance that the
+    drafter's own counts gave it.
     """
 
     def __init__(self) -> None:
-        self._counts: dict[Place, tuple[float, float]] = {}  # accepted, and all
-        self._rates: dict[Place, float] = {}
+        self._origins: dict[int, OriginRates] = {}
+
+    def of(self, origin: int) -> OriginRates:
+        """Those of one drafter."""
+        known = self._origins.get(origin)
+        if known is None:
+            known = self._origins[origin] = OriginRates()
+        return known
 
     def rates(self, draft: HostDraft, most: int) -> list[float]:
         """The chance of each of the first ``most`` tokens of ``draft``."""
-        return [self.rate(place) for place in _classes(draft, most)]
-
-    def rate(self, place: Place) -> float:
-        """The chance of a token of the class ``place``."""
-        rate = self._rates.get(place)
-        if rate is None:
-            rate = self._rates[place] = self._rate(place)
-        return rate
+        known = self.of(draft.origin).rates
+        return [known[at] for at in classes(draft, most)]
 
     def learn(self, draft: HostDraft, tokens: Sequence[int]) -> list[tuple[float, bool]]:
         """Compare ``draft`` with the ``tokens`` that came; what was expected of each token that this tells of, and
         whether it was right.
         """
+        known = self.of(draft.origin)
         compared: list[tuple[float, bool]] = []
-        for place, drafted, said in zip(_classes(draft, len(tokens)), draft.tokens, tokens, strict=False):
+        for at, drafted, said in zip(classes(draft, len(tokens)), draft.tokens, tokens, strict=False):
             right = drafted == said
-            compared.append((self._rates.get(place) or self._rate(place), right))
-            accepted, seen = self._counts.get(place, (0.0, 0.0))
-            self._counts[place] = KEEP * accepted + right, KEEP * seen + 1
-            self._rates.pop(place, None)
+            compared.append((known.rates[at], right))
+            known.learn(at, right)
             if not right:
                 break
         return compared
-
-    def _rate(self, place: Place) -> float:
-        accepted, seen = self._counts.get(place, (0.0, 0.0))
-        _, length, sure = place
-        guess = (1 - 0.7 / (ENDS[length] if length < len(ENDS) else 2 * ENDS[-1]) ** 0.5) * (0.35, 0.75, 1.0)[sure]
-        return min(CERTAIN, (WEIGHT * guess + accepted) / (WEIGHT + seen))
 
 
 @final
@@ -81,21 +98,18 @@ class CopyRow:
     def __init__(self, *, rates: CopyRates, most: int) -> None:
         self.rates, self.most = rates, most
         self._rejected = self._expected = 0.0
+        self._odds = 1.0  # of a rejection, over those in other requests
 
     def survival(self, draft: HostDraft) -> list[float]:
         """The chance that ``draft`` is accepted down to each depth."""
-        odds, rate, alive, found = self._odds(), self.rates.rate, 1.0, list[float]()
-        for place in _classes(draft, self.most):
-            alive *= 1 - odds * (1 - rate(place))
-            if alive < WORTHLESS:
-                break
-            found.append(alive)
-        return found
+        odds, rates = self._odds, self.rates.of(draft.origin).rates
+        alive = accumulate((1 - odds * (1 - rates[at]) for at in classes(draft, self.most)), mul)
+        return list(takewhile(WORTHLESS.__le__, alive))
 
     def first_chance(self, draft: HostDraft) -> float:
         """The chance that its first token is accepted: no other is likelier to be."""
-        place = next(_classes(draft, self.most), None)
-        return 0.0 if place is None else 1 - self._odds() * (1 - self.rates.rate(place))
+        first = classes(draft, min(1, self.most))
+        return 1 - self._odds * (1 - self.rates.of(draft.origin).rates[first[0]]) if first else 0.0
 
     def learn(self, draft: HostDraft, tokens: Sequence[int], *, shared: bool) -> None:
         """Compare ``draft`` with what came. Without ``shared`` others learn nothing from it."""
@@ -103,10 +117,8 @@ class CopyRow:
         for expected, right in rates.learn(draft, tokens):
             self._rejected = FOLLOW * self._rejected + (not right)
             self._expected = FOLLOW * self._expected + 1 - expected
-
-    def _odds(self) -> float:
         odds = (self._rejected + TYPICAL) / (self._expected + TYPICAL)
-        return min(max(odds, LEAST_ODDS), MOST_ODDS)
+        self._odds = min(max(odds, LEAST_ODDS), MOST_ODDS)
 
 
 class CopyChoice(NamedTuple):
@@ -152,15 +164,15 @@ def choose_copies(
                 best = (promised, draft, chances)
         if best[0]:
             weighed.append((row, best[1], best[2]))
-    falling = sorted(-chance for _, _, chances in weighed for chance in chances)  # of all rows, negative
-    gained = [0.0, *accumulate(falling)]
+    rising = sorted(chain.from_iterable([chances for _, _, chances in weighed]))  # of all rows
+    gained = [0.0, *accumulate(reversed(rising))]
     plain, found, cut, before = costs.verifying(running, running), SWITCH, 1.0, 0
     for least in STEPS:
-        count = bisect_right(falling, -least)
+        count = len(rising) - bisect_left(rising, least)
         if count == before:
             continue
         before = count
-        speedup = (running - gained[count]) / running * plain / (costs.verifying(running, running + count) + fixed)
+        speedup = (running + gained[count]) / running * plain / (costs.verifying(running, running + count) + fixed)
         if speedup > found:
             found, cut = speedup, least
     if cut == 1.0:
@@ -170,13 +182,21 @@ def choose_copies(
     return CopyChoice(drafts, {row: sum(chances) for row, _, chances in kept if chances}, found)
 
 
-def _classes(draft: HostDraft, most: int) -> Iterator[Place]:
-    """What tells of the chance of each of its first ``most`` tokens, one after the other: few need all of them."""
-    origin, match, probs, last = draft.origin, max(draft.match, 1), draft.probs, LONGEST - 1
-    before = 1.0
-    for index in range(min(most, len(draft.tokens))):
-        sure = 2
-        if probs is not None:
-            share, before = probs[index] / before, probs[index]
-            sure = 2 if share >= SURE else 1 if share >= LIKELY else 0
-        yield origin, LENGTHS[min(match + index - 1, last)], sure
+def classes(draft: HostDraft, most: int) -> Sequence[int]:
+    """What tells of the chance of each of its first ``most`` tokens: the class of the length of the match before it,
+    and ``CLASSES`` more for each step that the drafter's own counts are surer of it, given the one before.
+    """
+    probs, first = draft.probs, min(max(draft.match, 1), LONGEST) - 1
+    most = min(most, len(draft.tokens))
+    if probs is None or (most and min(probs[:most]) >= SURE):  # of at most 1, so that no share is less
+        return SURE_LENGTHS[first : first + most]
+    lengths = LENGTHS[first : first + most]
+    shares = map(truediv, probs, (1.0, *probs))
+    return [
+        length + (SUREST if share >= SURE else CLASSES if share >= LIKELY else 0)
+        for length, share in zip(lengths, shares, strict=False)
+    ]
+
+
+def _rate(guess: float, accepted: float, seen: float) -> float:
+    return min(CERTAIN, (WEIGHT * guess + accepted) / (WEIGHT + seen))

@@ -24,6 +24,7 @@ REST, LONGEST_REST = 3, 15  # steps that it pauses for, at first and at most
 FOLLOW = 0.3  # rate at which what looking and copying take is followed
 FIRST = 0.5  # of a step: copying takes at most so much more than looking, the first time it is measured
 FORGET = 0.99  # of what copying takes, with each step that only looked
+NO_MATCH, SLOWER = StepPlan(0, off=NoDraft.NO_MATCH), StepPlan(0, off=NoDraft.SLOWER)  # steps that verify no copy
 
 
 @final
@@ -113,7 +114,7 @@ class CopyPlan(Plan):
     def plan_for(self, choice: CopyChoice) -> StepPlan:
         """The shape of a step that verifies what was chosen."""
         if not choice.drafts:
-            return StepPlan(0, off=NoDraft.NO_MATCH if self._asked and not self._offers else NoDraft.SLOWER)
+            return NO_MATCH if self._asked and not self._offers else SLOWER
         deepest = self.depth_for(choice.drafts.values())
         depths = [deepest] * self.size  # rows with nothing on offer say that nothing matches
         for row, several in self._offers.items():

@@ -7,7 +7,7 @@ all steps slower alike, so that a figure that was measured long ago stays compar
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from paceline.core.step import PhaseSeconds
 from paceline.engine.curve import DISTURBED, WARM, Curve, quartile, surprise
@@ -20,6 +20,7 @@ ROW = 0.5  # nodes that a row counts like, beyond its own, until it is measured
 REFRESH, REFRESH_SLOWER = 64, 4  # steps between two refreshes; one more after every so many, at first
 MOST_NODES = 32  # of a row, that may be the best number
 POWERS = tuple(2**power for power in range(16))
+Line: TypeAlias = tuple[float, float, float, Sequence[float]]  # of Curve.line_beside
 FEW_MISSED = 2  # missed tokens per drafted one, up to which a step tells what drafting costs, not catching up
 
 
@@ -67,7 +68,9 @@ class StepCosts:
         self.catch_up = CATCH_UP  # per token that the drafter has missed
         self._caught_up = 0  # times it was measured
         self.planning = 0.0  # seconds that the controller takes for a drafted step
-        self._verifying: dict[tuple[int, int], float] = {}  # by rows and nodes, since the last refresh
+        # By rows, since the last refresh: of at most so many nodes, the forward and the rest; numbers of further nodes.
+        self._lines: dict[int, tuple[int, Line, Line]] = {}
+        self._powers: dict[int, list[tuple[int, float]]] = {}
 
     def __call__(self, work: StepWork) -> float:
         """The cost of a step in units of the level."""
@@ -82,17 +85,25 @@ class StepCosts:
 
     def verifying(self, rows: int, nodes: int) -> float:
         """The cost of a step without the drafting."""
-        cost = self._verifying.get((rows, nodes))
-        if cost is None:
-            cost = self._verifying[rows, nodes] = self.of(rows, nodes)
-        return cost
+        lines = self._lines.get(rows)
+        if lines is None or nodes > lines[0]:
+            most, others = max(nodes, (1 + MOST_NODES) * rows), rows - 1
+            lines = most, self.score.line_beside(others, most), self.rest.line_beside(others, most)
+            self._lines[rows] = lines
+        _, (base, per_node, others, ratios), (rest, rest_per_node, rest_others, rest_ratios) = lines
+        score = (base + per_node * nodes + others) * ratios[nodes]
+        return score + (rest + rest_per_node * nodes + rest_others) * rest_ratios[nodes]
 
     def least_rate(self, rows: int, *, speedup: float, fixed: float) -> float:
         """The share of further nodes that must be accepted for a step of ``rows`` rows to be ``speedup`` times better
         than a plain one, with whatever number of nodes that is least. ``fixed`` is the cost of having any.
         """
-        least, counts = speedup / self.verifying(rows, rows), POWERS[: (MOST_NODES * rows).bit_length()]
-        return min(rows * (least * (self.verifying(rows, rows + count) + fixed) - 1) / count for count in counts)
+        costs = self._powers.get(rows)
+        if costs is None:
+            counts = POWERS[: (MOST_NODES * rows).bit_length()]
+            costs = self._powers[rows] = [(count, self.verifying(rows, rows + count)) for count in counts]
+        least = speedup / self.verifying(rows, rows)
+        return min([rows * (least * (cost + fixed) - 1) / count for count, cost in costs])
 
     def observe(self, work: StepWork, seconds: PhaseSeconds, *, missed: int = 0) -> None:
         """Learn from a step. ``missed`` tokens had to be read by the drafter first, beyond those of the step before.
@@ -139,7 +150,8 @@ class StepCosts:
         self._refresh_at = self.num_observed + min(REFRESH, 1 + self.num_observed // REFRESH_SLOWER)
         for curve in self._curves().values():
             curve.refresh()
-        self._verifying.clear()
+        self._lines.clear()
+        self._powers.clear()
 
     def doubt(self, work: StepWork) -> None:
         """Believe less what was measured of such steps."""

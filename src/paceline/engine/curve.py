@@ -78,6 +78,15 @@ class Curve:
         ratio += (count - at) * (table[at + 1] - ratio)
         return (base + per_count * count + per_beside * beside) * ratio
 
+    def line_beside(self, beside: int, last: int) -> tuple[float, float, float, Sequence[float]]:
+        """What whole counts up to ``last`` cost by the last ``refresh``, for callers that ask for many.
+
+        The cost of nothing, of one of the count, and of what is ``beside`` it, whose sum counts times the ratio that
+        stands at the count.
+        """
+        base, per_count, per_beside = self.line
+        return base, per_count, per_beside * beside, self._fill(_entry(beside) if self.grouped else 0, last)
+
     def measured(self, count: float, beside: float = 0.0) -> int:
         """How often the cost of ``count`` was measured."""
         return int(self.known.get((_entry(count), _entry(beside)), (0.0, 0.0))[1])
@@ -156,8 +165,10 @@ class Curve:
         while len(table) <= last:
             count = len(table)
             at = bisect_right(counts, count)
-            if at == 0 or at == len(counts):
-                table.append(ratios[max(0, at - 1)])
+            if at == len(counts):
+                table += ratios[-1:] * (last + 1 - count)
+            elif at == 0:
+                table.append(ratios[0])
             else:
                 share = (count - counts[at - 1]) / (counts[at] - counts[at - 1])
                 table.append((1 - share) * ratios[at - 1] + share * ratios[at])

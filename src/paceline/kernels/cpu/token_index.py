@@ -124,31 +124,25 @@ class KernelSuffixDrafts:
         As core/token_index.draft_from_plain.
         """
         arrays, count = self._arrays, len(own)
-        arrays["own"][:count] = array("q", map(_address, own))
-        arrays["store"][:count] = array("q", map(_address, stores))
+        arrays["own"][:count] = array("q", [_address(one) for one in own])
+        arrays["store"][:count] = array("q", [0 if one is None else _address(one) for one in stores])
         arrays["num_added"][:count] = array("q", map(len, added))
         arrays["room"][:count] = array("q", room)
         flat = array("q", chain.from_iterable(added))
         self._rows.rows, self._rows.added = count, flat.buffer_info()[0]
         self._draft(byref(self._rows), byref(self._options))
-        return [self._found(row, count) for row, count in enumerate(arrays["count"][:count])]
-
-    def _found(self, row: int, count: int) -> HostDraft:
-        if not count:
-            return NO_TOKENS
-        arrays, first = self._arrays, row * self._width
-        parents = arrays["parents"][first : first + count].tolist() if self._branches else None
-        return HostDraft(
-            arrays["tokens"][first : first + count].tolist(),
-            parents,
-            arrays["match"][row],
-            self._probs[first : first + count].tolist(),
-        )
+        tokens, above, probs, drafts = arrays["tokens"], arrays["parents"], self._probs, list[HostDraft]()
+        for row, (num, match) in enumerate(zip(arrays["count"][:count], arrays["match"][:count], strict=True)):
+            if not num:
+                drafts.append(NO_TOKENS)
+                continue
+            first, last = row * self._width, row * self._width + num
+            parents = above[first:last].tolist() if self._branches else None
+            drafts.append(HostDraft(tokens[first:last].tolist(), parents, match, probs[first:last].tolist()))
+        return drafts
 
 
-def _address(index: TokenIndex | None) -> int:
-    if index is None:
-        return 0
+def _address(index: TokenIndex) -> int:
     assert isinstance(index, KernelTokenIndex)
     return index.address
 

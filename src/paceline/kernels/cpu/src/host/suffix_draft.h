@@ -18,12 +18,12 @@ struct SuffixOptions {
 
 // Tokens that are drafted at most from occurrences of which shortest to longest tokens may count.
 inline int64_t most_tokens(const SuffixOptions &options, int64_t shortest, int64_t longest) {
-    if (!options.max_depth) return MAX_DRAFT;  // as draft_from limits it
+    const auto beside = [&](int64_t size) { return (int64_t)(options.factor * size + options.offset + 1e-9); };
+    if (!options.max_depth) return std::min(beside(longest), MAX_DRAFT);
     int64_t most = 0;
     for (int64_t size = std::max(shortest, options.min_match); size <= longest; size++)
-        most = std::max(most, std::min((int64_t)(options.factor * size + options.offset + 1e-9),
-                                       options.max_depth - size));
-    return most;
+        most = std::max(most, std::min(beside(size), options.max_depth - size));
+    return std::min(most, MAX_DRAFT);
 }
 
 struct SuffixDraft {
@@ -46,7 +46,6 @@ struct Candidate {
 inline void draft_from(const TokenIndex &index, const Occurrence *found, int64_t num, int64_t threshold, int64_t most,
                        const SuffixOptions &options, std::vector<Candidate> &open, SuffixDraft &draft) {
     draft.count = 0, draft.score = 0, draft.match = threshold;
-    most = std::min({most, MAX_DRAFT, (int64_t)(options.factor * threshold + options.offset + 1e-9)});
     open.clear();
     const auto expand = [&](int64_t parent, int64_t depth, double prob, const uint8_t *members, int count) {
         const size_t begin = open.size();
@@ -99,8 +98,10 @@ inline void best_draft(const TokenIndex &index, const int32_t *context, int64_t 
         for (int64_t i = 0; i < num; i++)
             if (found[i].length < threshold) next = std::max(next, found[i].length);
         const int64_t room = std::min(most, most_tokens(options, next + 1, threshold));
-        draft_from(index, found, num, threshold, room, options, open, draft);
-        if (draft.score > best.score + 1e-9) best = draft;
+        if ((double)room > best.score + 1e-9) {  // else it cannot promise more: no token is more than certain
+            draft_from(index, found, num, threshold, room, options, open, draft);
+            if (draft.score > best.score + 1e-9) best = draft;
+        }
         threshold = next;
     }
 }
