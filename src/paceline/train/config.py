@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from paceline.train.data.config import DataConfig, Section
+from paceline.train.data.config import DataConfig, FeaturesSource, Section
 from paceline.train.tasks.layer_skip import LayerSkipSection
 from paceline.train.tasks.losses import check_terms
 
@@ -122,6 +122,14 @@ class ValidationSection(Section):
     temperature: NonNegativeFloat = 1.0  # measured beside greedy; 0: greedy only
 
 
+class HiddenStatesSection(Section):
+    """The frozen target's hidden states over the training rows, stored at first use and read from then on."""
+
+    folder: Path  # of this target and this data alone; several runs may share it
+    max_bytes: PositiveInt | None = None  # of the whole folder; None: what is free on its disk
+    taps: tuple[NonNegativeInt, ...] | None = None  # stored beside those that this run reads, for others
+
+
 class CardSection(Section):
     """What the model cards say that the run does not know."""
 
@@ -161,6 +169,7 @@ class TrainConfig(_LoopSettings, _Models):
 
     distributed: Literal["single", "ddp", "fsdp2"] = "single"
     device: str | None = None  # None: the accelerator if there is one
+    hidden_states: HiddenStatesSection | None = None  # None: every step runs the target
     validation: ValidationSection = ValidationSection()
     loggers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     card: CardSection = CardSection()
@@ -174,6 +183,7 @@ class TrainConfig(_LoopSettings, _Models):
             raise ValueError("nothing to train: give heads, a draft, or target.trained: true")
         if self.draft is not None and self.target.is_trained:
             raise ValueError("a draft model is trained on a frozen target; give target.path alone")
+        self._check_hidden_states()
         names = [head.directory for head in self.heads]
         duplicates = sorted({name for name in names if names.count(name) > 1})
         if duplicates:
@@ -184,6 +194,19 @@ class TrainConfig(_LoopSettings, _Models):
                 f"batch.rows {self.batch.rows} is no multiple of {multiple}, batch.accumulate times loss.rows"
             )
         return self
+
+    def _check_hidden_states(self) -> None:
+        if self.hidden_states is None:
+            return
+        if self.target.is_trained:
+            raise ValueError(
+                "hidden_states: the target is trained, so its hidden states change in every step; leave hidden_states "
+                "out, or freeze the target (target.trained: false)"
+            )
+        if any(isinstance(source, FeaturesSource) for source in self.data.sources):
+            raise ValueError(
+                "hidden_states: a source of kind features brings hidden states already; leave one of the two out"
+            )
 
     @property
     def loop(self) -> LoopConfig:

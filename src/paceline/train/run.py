@@ -4,7 +4,9 @@ import logging
 import shutil
 import subprocess
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import psutil
@@ -31,6 +33,8 @@ from paceline.train.model_cards import RunRecord, model_card
 from paceline.train.outcome import DRAFT, TARGET, target_directory
 from paceline.train.resume_check import CONFIG_FILE, STEPS, FormerRun, check_same_run, set_aside
 from paceline.train.setup import LoadedModel, build_draft, build_target, build_task, choose_draft_vocabs
+from paceline.train.states.layers import TargetLayers
+from paceline.train.states.making import StoredBatches, StoredStates
 from paceline.train.tasks import Distillation, DraftHeadTask, NextToken, Task
 from paceline.train.validation import Validation
 
@@ -57,6 +61,7 @@ class DryRun:
     memory: float  # MiB, peak of the accelerator, else resident memory of the process
     loss: float
     score: Score
+    stored: int | None = None  # bytes of hidden states that the run would store
 
 
 @final
@@ -80,6 +85,10 @@ class Run:
         _check_lengths(config, self.target)
         self.task = build_task(config, self.target, self.draft)
         choose_draft_vocabs(self.task, self.data)
+        self.states = None
+        if config.hidden_states is not None:
+            self.states = StoredStates(config, task=self.task, data=self.data, strategy=self.strategy)
+        self._layers: TargetLayers | None = None  # once the target's are only loaded for validations
         # The fingerprint of a frozen target is known now, that of a trained one only at the end.
         self.fingerprint = None if self.task.frozen is None else fingerprint(self.task.frozen)
 
@@ -109,6 +118,7 @@ class Run:
             memory=_memory(self.strategy),
             loss=loss,
             score=score,
+            stored=None if self.states is None else self.states.missing_bytes,
         )
 
     def train(self) -> Score:
@@ -119,6 +129,8 @@ class Run:
         if self.strategy.main:
             settings = self.config.model_dump(mode="json")
             loggers = open_loggers(self.config.loggers, folder=output, name=output.name, config=settings)
+        if self.states is not None:
+            self._store_states(self.states)
         trainer = self._trainer(loggers=loggers)
         try:
             score = trainer.run()
@@ -128,6 +140,16 @@ class Run:
         task = trainer.finished()
         self.strategy.on_main(lambda: self._write(task, score))
         return score
+
+    def _store_states(self, states: StoredStates) -> None:
+        """Store what is missing; from then on no step runs the target, whose layers leave the memory."""
+        assert self.task.frozen is not None and self.target.folder is not None
+        states.make()
+        self._layers = TargetLayers(self.task.frozen, self.target.folder, users=self.task)
+
+    def _validate(self, validation: Validation, task: Task) -> Score:
+        with nullcontext() if self._layers is None else self._layers.loaded():
+            return validation(task)
 
     def _begin(self) -> int:
         """Write configuration, manifest and list of documents, after checking that a former run is the same.
@@ -179,12 +201,13 @@ class Run:
             "processes": self.strategy.world,
             "config": self.config.model_dump(mode="json"),
         }
+        stored = None if self._layers is None else self.states
         return Trainer(
             task=self.task,
-            batches=self.data.batches,
+            batches=self.data.batches if stored is None else StoredBatches(self.data.batches, stored.folder),
             config=loop if log_every is None else loop.model_copy(update={"log_every": log_every}),
             folder=self.config.output,
-            validate=validation,
+            validate=partial(self._validate, validation),
             strategy=self.strategy,
             loggers=loggers,
             origin=origin,
@@ -209,7 +232,7 @@ class Run:
             self._write_model(task.draft, self.draft, DRAFT)
             written.append(DRAFT)
         if isinstance(task, DraftHeadTask):
-            target = fingerprint(task.target)
+            target = self.fingerprint or fingerprint(task.target)
             for trained in task.trained_heads:
                 save_head(trained.head, output / trained.name, target_name=name, fingerprint=target)
                 written.append(trained.name)
