@@ -14,6 +14,7 @@ import torch
 
 from paceline import __version__
 from paceline.draft_heads.files import save_head
+from paceline.models.directory import TUNED_FROM
 from paceline.models.fingerprint import fingerprint
 from paceline.models.loading import save
 from paceline.models.native.decoder import DecoderLM
@@ -241,8 +242,10 @@ class Run:
 
     def _write_model(self, lm: DecoderLM, model: LoadedModel, name: str) -> None:
         """Weights, with the target's tokenizer beside them if it has one."""
-        folder = self.config.output / name
-        save(lm, model.raw, folder, dtype=torch.float32)
+        folder, raw = self.config.output / name, model.raw
+        if name == TARGET and self.config.target.joint is not None:
+            raw = {**raw, TUNED_FROM: self.config.target.path}
+        save(lm, raw, folder, dtype=torch.float32)
         if self.target.folder is not None:
             for pattern in TOKENIZER_FILES:
                 for path in self.target.folder.glob(pattern):
