@@ -55,7 +55,7 @@ def test_stored_states_say_what_they_need_and_store_nothing_in_a_dry_run(folder,
 
 
 def test_medusa_2_has_two_stages_and_a_slower_target(folder, tmp_path, monkeypatch, capsys):
-    assert dry_run("medusa2.yaml", folder, tmp_path, monkeypatch) == 0
+    assert dry_run("medusa2.yaml", folder, tmp_path, monkeypatch, "target.joint.layers=1") == 0
     assert "validation.medusa.greedy" in capsys.readouterr().out
     config = read_train_config(EXAMPLES / "medusa2.yaml")
     joint = config.target.joint
