@@ -3,10 +3,12 @@
 import logging
 import shutil
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import final
 
 import psutil
@@ -107,7 +109,7 @@ class Run:
 
     def dry_run(self) -> DryRun:
         """One step and one validation; writes nothing."""
-        trainer = self._trainer(log_every=self.config.schedule.steps + 1)
+        trainer = self._trainer(silent_for=1)
         loss = trainer.advance(TrainProgress(total=1, done=0, shown=False))
         assert loss is not None
         score, frozen = trainer.score(), self.task.frozen
@@ -121,6 +123,24 @@ class Run:
             score=score,
             stored=None if self.states is None else self.states.missing_bytes,
         )
+
+    def probe(self, *, warm_up: int = 2, timed: int = 5) -> tuple[float, float]:
+        """Seconds of a step, the median of ``timed``, and of a validation; writes nothing.
+
+        Processor time on the CPU with one thread, which leaves other programs out; else wall time.
+        """
+        single = self.strategy.device.type == "cpu" and torch.get_num_threads() == 1
+        clock = time.process_time if single else time.perf_counter
+        trainer = self._trainer(silent_for=warm_up + timed)
+        progress = TrainProgress(total=warm_up + timed, done=0, shown=False)
+
+        def seconds(call: Callable[[], object]) -> float:
+            start = clock()
+            call()
+            return clock() - start
+
+        times = [seconds(lambda: trainer.advance(progress)) for _ in range(warm_up + timed)]
+        return median(times[warm_up:]), seconds(trainer.score)
 
     def train(self) -> Score:
         """Train to the end and write the best weights into the output folder; returns their score."""
@@ -183,8 +203,12 @@ class Run:
             f"of {schedule.steps} steps from the start gives other weights"
         )
 
-    def _trainer(self, *, loggers: Sequence[Logger] = (), log_every: int | None = None) -> Trainer:
+    def _trainer(self, *, loggers: Sequence[Logger] = (), silent_for: int = 0) -> Trainer:
+        """``silent_for`` so many steps it logs nothing: the last of a run, which always is, comes later."""
         loop, section = self.config.loop, self.config.validation
+        if silent_for:
+            schedule = loop.schedule.model_copy(update={"steps": max(loop.schedule.steps, silent_for + 1)})
+            loop = loop.model_copy(update={"log_every": silent_for + 1, "schedule": schedule})
         if self.data.held_out is None:
             raise ValueError(
                 "data: nothing is held out, and validation needs held-out data; raise data.validation.share"
@@ -206,7 +230,7 @@ class Run:
         return Trainer(
             task=self.task,
             batches=self.data.batches if stored is None else StoredBatches(self.data.batches, stored.folder),
-            config=loop if log_every is None else loop.model_copy(update={"log_every": log_every}),
+            config=loop,
             folder=self.config.output,
             validate=partial(self._validate, validation),
             strategy=self.strategy,
