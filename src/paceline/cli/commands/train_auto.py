@@ -1,4 +1,4 @@
-"""``paceline train auto``: chooses a draft head for a target and a budget, and writes the configuration that trains it."""
+"""``paceline train auto``: chooses a draft head for a target and a budget, and writes its configuration."""
 
 import re
 from dataclasses import KW_ONLY, dataclass
