@@ -41,3 +41,23 @@ def test_hass_has_the_published_weights(folder, tmp_path, monkeypatch, capsys):
     assert head.kind == "eagle" and published.items() <= head.config.items()
     options = config.optimiser
     assert (options.learning_rate, options.betas, options.clip) == (3e-5, (0.9, 0.95), 0.5)
+
+
+def test_stored_states_say_what_they_need_and_store_nothing_in_a_dry_run(folder, tmp_path, monkeypatch, capsys):
+    head = (
+        "heads.0.config.taps=[1, 2, 3]",
+        "heads.0.config.draft_vocab_size=40",
+        "loss.rows=1",
+        "target.dtype=float32",
+    )
+    assert dry_run("stored_states.yaml", folder, tmp_path, monkeypatch, *head) == 0
+    assert "MiB to store" in capsys.readouterr().out
+
+
+def test_medusa_2_has_two_stages_and_a_slower_target(folder, tmp_path, monkeypatch, capsys):
+    assert dry_run("medusa2.yaml", folder, tmp_path, monkeypatch, "target.joint.layers=1") == 0
+    assert "validation.medusa.greedy" in capsys.readouterr().out
+    config = read_train_config(EXAMPLES / "medusa2.yaml")
+    joint = config.target.joint
+    assert joint is not None and joint.start < config.schedule.steps
+    assert joint.learning_rate < config.optimiser.learning_rate

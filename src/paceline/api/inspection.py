@@ -14,6 +14,7 @@ from paceline.drafters.model import ModelDrafter
 from paceline.drafters.none import NoDrafter
 from paceline.engine.memory import row_bytes
 from paceline.kernels.cpu.instruction_set import available_sets, describe_set
+from paceline.models.directory import TUNED_FROM
 from paceline.models.memory import free_memory
 from paceline.verifiers import VERIFIERS
 
@@ -62,8 +63,10 @@ def describe_checkpoint(
 
 
 def _describe(found: Checkpoint) -> dict[str, object]:
+    origin = found.loaded.config.get(TUNED_FROM)
     return {
         "name": found.loaded.name,
+        **({TUNED_FROM.removeprefix("paceline_"): origin} if origin is not None else {}),
         "architecture": found.loaded.config.get("model_type"),
         "backend": found.backend,
         "parameters": found.num_parameters,

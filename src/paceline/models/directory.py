@@ -11,6 +11,7 @@ from paceline.models.head_signs import shows_head
 
 CONFIG = "config.json"
 HEAD_TYPE = "paceline_head"  # model_type of our draft heads, which are no models
+TUNED_FROM = "paceline_tuned_from"  # in config.json: the model from which one that was trained with its heads began
 AGAIN = "correct it, or take the model's own config.json again"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 

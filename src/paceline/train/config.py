@@ -12,7 +12,8 @@ from pydantic import (
     model_validator,
 )
 
-from paceline.train.data.config import DataConfig, Section
+from paceline.train.data.config import DataConfig, FeaturesSource, Section
+from paceline.train.tasks.joint import JointSection
 from paceline.train.tasks.layer_skip import LayerSkipSection
 from paceline.train.tasks.losses import check_terms
 
@@ -35,6 +36,7 @@ class TargetSection(ModelSection):
 
     trained: bool = False  # trained on the data, with the heads if there are any; one from scratch always is
     weight: PositiveFloat = 1.0  # of its own loss beside the heads'
+    joint: JointSection | None = None  # trained after its heads, with them: in two stages
     layer_skip: LayerSkipSection | None = None  # early exits without a head
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of a frozen target in memory
 
@@ -122,6 +124,14 @@ class ValidationSection(Section):
     temperature: NonNegativeFloat = 1.0  # measured beside greedy; 0: greedy only
 
 
+class HiddenStatesSection(Section):
+    """The frozen target's hidden states over the training rows, stored at first use and read from then on."""
+
+    folder: Path  # of this target and this data alone; several runs may share it
+    max_bytes: PositiveInt | None = None  # of the whole folder; None: what is free on its disk
+    taps: tuple[NonNegativeInt, ...] | None = None  # stored beside those that this run reads, for others
+
+
 class CardSection(Section):
     """What the model cards say that the run does not know."""
 
@@ -161,6 +171,7 @@ class TrainConfig(_LoopSettings, _Models):
 
     distributed: Literal["single", "ddp", "fsdp2"] = "single"
     device: str | None = None  # None: the accelerator if there is one
+    hidden_states: HiddenStatesSection | None = None  # None: every step runs the target
     validation: ValidationSection = ValidationSection()
     loggers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     card: CardSection = CardSection()
@@ -174,6 +185,8 @@ class TrainConfig(_LoopSettings, _Models):
             raise ValueError("nothing to train: give heads, a draft, or target.trained: true")
         if self.draft is not None and self.target.is_trained:
             raise ValueError("a draft model is trained on a frozen target; give target.path alone")
+        self._check_hidden_states()
+        self._check_joint()
         names = [head.directory for head in self.heads]
         duplicates = sorted({name for name in names if names.count(name) > 1})
         if duplicates:
@@ -189,6 +202,40 @@ class TrainConfig(_LoopSettings, _Models):
                 f"batch.rows {self.batch.rows} is no multiple of {multiple}, batch.accumulate times loss.rows"
             )
         return self
+
+    def _check_hidden_states(self) -> None:
+        if self.hidden_states is None:
+            return
+        if self.target.is_trained:
+            raise ValueError(
+                "hidden_states: the target is trained, so its hidden states change in every step; leave hidden_states "
+                "out, or freeze the target (target.trained: false)"
+            )
+        if any(isinstance(source, FeaturesSource) for source in self.data.sources):
+            raise ValueError(
+                "hidden_states: a source of kind features brings hidden states already; leave one of the two out"
+            )
+
+    def _check_joint(self) -> None:
+        joint = self.target.joint
+        if joint is None:
+            return
+        if not self.target.trained or self.target.path is None or not self.heads:
+            raise ValueError(
+                "target.joint trains a target that exists with its heads: give target.path, target.trained: true and "
+                "heads, or leave target.joint out"
+            )
+        if self.target.layer_skip is not None:
+            raise ValueError("target.joint and target.layer_skip: a run has one of these recipes; leave one out")
+        if self.distributed == "fsdp2":
+            raise ValueError(
+                "target.joint with distributed=fsdp2: in the first stage the target has no gradients to shard; give ddp"
+            )
+        if joint.start >= self.schedule.steps:
+            raise ValueError(
+                f"target.joint.start={joint.start}: the second stage would begin after all {self.schedule.steps} of "
+                "schedule.steps; give more steps, or begin earlier"
+            )
 
     @property
     def loop(self) -> LoopConfig:

@@ -29,6 +29,11 @@ def read_train_config(path: Path, settings: Sequence[str] = ()) -> TrainConfig:
 
     Raises ConfigError with a line for each wrong field, or for a file that is not a YAML mapping.
     """
+    return validate(read_raw(path, settings))
+
+
+def read_raw(path: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields of the file, not checked. Raises ConfigError for a file that is not a YAML mapping."""
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError) as error:
@@ -39,6 +44,11 @@ def read_train_config(path: Path, settings: Sequence[str] = ()) -> TrainConfig:
         raise ConfigError(f"{path} is not a mapping; its top level has sections such as target, data, schedule")
     for setting in settings:
         _set_field(raw, setting)
+    return raw
+
+
+def validate(raw: Mapping[str, Any]) -> TrainConfig:
+    """The configuration with these fields. Raises ConfigError with a line for each wrong one."""
     try:
         return TrainConfig.model_validate(raw)
     except ValidationError as error:

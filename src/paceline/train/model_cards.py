@@ -47,6 +47,10 @@ Trained by `paceline train` {{ version }}{{ commit }} with this configuration:
 {{ lengthened }}"""
 NUM_FILES = 20  # data files that a card lists
 TARGET_ROLE = "A language model{origin}."
+JOINT_ROLE = (
+    "A language model of its own, trained on from `{origin}` together with its draft heads, in two stages (Medusa-2, "
+    "2401.10774). Its text is not that of `{origin}`: drafting with its heads is lossless with respect to this model."
+)
 DRAFT_ROLE = "Drafts for `{target}`, and for no other model{figure}."
 
 
@@ -88,6 +92,8 @@ def _role(record: RunRecord, name: str) -> str:
     """What the directory is, with its best figure."""
     if name == TARGET:
         origin = record.config.target.path
+        if record.config.target.joint is not None:
+            return JOINT_ROLE.format(origin=origin)
         return TARGET_ROLE.format(origin=" trained from scratch" if origin is None else f" trained on from `{origin}`")
     metrics, key = record.score.metrics, f"validation.{name}.greedy"
     figure = ""

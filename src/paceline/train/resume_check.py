@@ -20,7 +20,18 @@ from paceline.train.loop.loggers import LOG_FILE
 from paceline.train.tasks.layer_skip import LayerSkipSection
 
 ADVICE = "restore its former value, give another output, or --fresh, which moves the former run aside"
-MAY_CHANGE = {"validation", "checkpoints", "loggers", "log_every", "output", "distributed", "device", "compile", "card"}
+MAY_CHANGE = {
+    "hidden_states",
+    "validation",
+    "checkpoints",
+    "loggers",
+    "log_every",
+    "output",
+    "distributed",
+    "device",
+    "compile",
+    "card",
+}
 CONFIG_FILE = "config.yaml"
 RUN_FILES = ("checkpoints", "best", LOG_FILE, CONFIG_FILE, MANIFEST_FILE, DOCUMENTS_FILE)
 STEPS = "schedule.steps"  # may grow; in the log, at the step at which it did

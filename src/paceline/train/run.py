@@ -3,8 +3,12 @@
 import logging
 import shutil
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from statistics import median
 from typing import final
 
 import psutil
@@ -12,6 +16,7 @@ import torch
 
 from paceline import __version__
 from paceline.draft_heads.files import save_head
+from paceline.models.directory import TUNED_FROM
 from paceline.models.fingerprint import fingerprint
 from paceline.models.loading import save
 from paceline.models.native.decoder import DecoderLM
@@ -31,6 +36,8 @@ from paceline.train.model_cards import RunRecord, model_card
 from paceline.train.outcome import DRAFT, TARGET, target_directory
 from paceline.train.resume_check import CONFIG_FILE, STEPS, FormerRun, check_same_run, set_aside
 from paceline.train.setup import LoadedModel, build_draft, build_target, build_task, choose_draft_vocabs
+from paceline.train.states.layers import TargetLayers
+from paceline.train.states.making import StoredBatches, StoredStates
 from paceline.train.tasks import Distillation, DraftHeadTask, NextToken, Task
 from paceline.train.validation import Validation
 
@@ -57,6 +64,7 @@ class DryRun:
     memory: float  # MiB, peak of the accelerator, else resident memory of the process
     loss: float
     score: Score
+    stored: int | None = None  # bytes of hidden states that the run would store
 
 
 @final
@@ -80,6 +88,10 @@ class Run:
         _check_lengths(config, self.target)
         self.task = build_task(config, self.target, self.draft)
         choose_draft_vocabs(self.task, self.data)
+        self.states = None
+        if config.hidden_states is not None:
+            self.states = StoredStates(config, task=self.task, data=self.data, strategy=self.strategy)
+        self._layers: TargetLayers | None = None  # once the target's are only loaded for validations
         # The fingerprint of a frozen target is known now, that of a trained one only at the end.
         self.fingerprint = None if self.task.frozen is None else fingerprint(self.task.frozen)
 
@@ -97,7 +109,7 @@ class Run:
 
     def dry_run(self) -> DryRun:
         """One step and one validation; writes nothing."""
-        trainer = self._trainer(log_every=self.config.schedule.steps + 1)
+        trainer = self._trainer(silent_for=1)
         loss = trainer.advance(TrainProgress(total=1, done=0, shown=False))
         assert loss is not None
         score, frozen = trainer.score(), self.task.frozen
@@ -109,7 +121,26 @@ class Run:
             memory=_memory(self.strategy),
             loss=loss,
             score=score,
+            stored=None if self.states is None else self.states.missing_bytes,
         )
+
+    def probe(self, *, warm_up: int = 2, timed: int = 5) -> tuple[float, float]:
+        """Seconds of a step, the median of ``timed``, and of a validation; writes nothing.
+
+        Processor time on the CPU with one thread, which leaves other programs out; else wall time.
+        """
+        single = self.strategy.device.type == "cpu" and torch.get_num_threads() == 1
+        clock = time.process_time if single else time.perf_counter
+        trainer = self._trainer(silent_for=warm_up + timed)
+        progress = TrainProgress(total=warm_up + timed, done=0, shown=False)
+
+        def seconds(call: Callable[[], object]) -> float:
+            start = clock()
+            call()
+            return clock() - start
+
+        times = [seconds(lambda: trainer.advance(progress)) for _ in range(warm_up + timed)]
+        return median(times[warm_up:]), seconds(trainer.score)
 
     def train(self) -> Score:
         """Train to the end and write the best weights into the output folder; returns their score."""
@@ -119,6 +150,8 @@ class Run:
         if self.strategy.main:
             settings = self.config.model_dump(mode="json")
             loggers = open_loggers(self.config.loggers, folder=output, name=output.name, config=settings)
+        if self.states is not None:
+            self._store_states(self.states)
         trainer = self._trainer(loggers=loggers)
         try:
             score = trainer.run()
@@ -128,6 +161,16 @@ class Run:
         task = trainer.finished()
         self.strategy.on_main(lambda: self._write(task, score))
         return score
+
+    def _store_states(self, states: StoredStates) -> None:
+        """Store what is missing; from then on no step runs the target, whose layers leave the memory."""
+        assert self.task.frozen is not None and self.target.folder is not None
+        states.make()
+        self._layers = TargetLayers(self.task.frozen, self.target.folder, users=self.task)
+
+    def _validate(self, validation: Validation, task: Task) -> Score:
+        with nullcontext() if self._layers is None else self._layers.loaded():
+            return validation(task)
 
     def _begin(self) -> int:
         """Write configuration, manifest and list of documents, after checking that a former run is the same.
@@ -160,8 +203,12 @@ class Run:
             f"of {schedule.steps} steps from the start gives other weights"
         )
 
-    def _trainer(self, *, loggers: Sequence[Logger] = (), log_every: int | None = None) -> Trainer:
+    def _trainer(self, *, loggers: Sequence[Logger] = (), silent_for: int = 0) -> Trainer:
+        """``silent_for`` so many steps it logs nothing: the last of a run, which always is, comes later."""
         loop, section = self.config.loop, self.config.validation
+        if silent_for:
+            schedule = loop.schedule.model_copy(update={"steps": max(loop.schedule.steps, silent_for + 1)})
+            loop = loop.model_copy(update={"log_every": silent_for + 1, "schedule": schedule})
         if self.data.held_out is None:
             raise ValueError(
                 "data: nothing is held out, and validation needs held-out data; raise data.validation.share"
@@ -179,12 +226,13 @@ class Run:
             "processes": self.strategy.world,
             "config": self.config.model_dump(mode="json"),
         }
+        stored = None if self._layers is None else self.states
         return Trainer(
             task=self.task,
-            batches=self.data.batches,
-            config=loop if log_every is None else loop.model_copy(update={"log_every": log_every}),
+            batches=self.data.batches if stored is None else StoredBatches(self.data.batches, stored.folder),
+            config=loop,
             folder=self.config.output,
-            validate=validation,
+            validate=partial(self._validate, validation),
             strategy=self.strategy,
             loggers=loggers,
             origin=origin,
@@ -209,7 +257,7 @@ class Run:
             self._write_model(task.draft, self.draft, DRAFT)
             written.append(DRAFT)
         if isinstance(task, DraftHeadTask):
-            target = fingerprint(task.target)
+            target = self.fingerprint or fingerprint(task.target)
             for trained in task.trained_heads:
                 save_head(trained.head, output / trained.name, target_name=name, fingerprint=target)
                 written.append(trained.name)
@@ -218,8 +266,10 @@ class Run:
 
     def _write_model(self, lm: DecoderLM, model: LoadedModel, name: str) -> None:
         """Weights, with the target's tokenizer beside them if it has one."""
-        folder = self.config.output / name
-        save(lm, model.raw, folder, dtype=torch.float32)
+        folder, raw = self.config.output / name, model.raw
+        if name == TARGET and self.config.target.joint is not None:
+            raw = {**raw, TUNED_FROM: self.config.target.path}
+        save(lm, raw, folder, dtype=torch.float32)
         if self.target.folder is not None:
             for pattern in TOKENIZER_FILES:
                 for path in self.target.folder.glob(pattern):

@@ -21,6 +21,7 @@ from paceline.train.config_file import ConfigError, describe_errors
 from paceline.train.data import PreparedData
 from paceline.train.init_weights import random_model
 from paceline.train.tasks import Distillation, DraftHeadTask, NextToken, Task, TrainedHead
+from paceline.train.tasks.joint import Joint
 from paceline.train.tasks.layer_skip import LayerSkip
 from paceline.train.tasks.losses import DistillationLoss
 
@@ -95,6 +96,9 @@ def build_task(config: TrainConfig, target: LoadedModel, draft: LoadedModel | No
     heads = [
         build_trained_head(head, target.lm, seed=config.seed, index=index) for index, head in enumerate(config.heads)
     ]
+    joint = None
+    if config.target.joint is not None:
+        joint = Joint(config.target.joint, rate=config.optimiser.learning_rate, target=target.lm)
     task = DraftHeadTask(
         target=target.lm,
         heads=heads,
@@ -102,6 +106,7 @@ def build_task(config: TrainConfig, target: LoadedModel, draft: LoadedModel | No
         target_weight=config.target.weight if config.target.is_trained else None,
         rows=config.loss.rows,
         layer_skip=layer_skip,
+        joint=joint,
     )
     if not task.trained():
         raise ValueError(

@@ -19,6 +19,7 @@ from paceline.cli.commands.roofline import Roofline
 from paceline.cli.commands.score import Score
 from paceline.cli.commands.skip_search import SkipSearch
 from paceline.cli.commands.train import Train
+from paceline.cli.commands.train_auto import TrainAuto
 from paceline.cli.commands.train_report import TrainReport
 from paceline.cli.commands.tree import Tree
 
@@ -35,6 +36,7 @@ COMMANDS: dict[str, type[Command]] = {
     "tree": Tree,
     "skip-search": SkipSearch,
     "train": Train,
+    "train auto": TrainAuto,
     "train report": TrainReport,
     "export": Export,
     "bench": Bench,

@@ -156,6 +156,12 @@ class Inspect(Command):
 
         memory, draft = sections["memory"], sections.get("draft")
         said = [f"{self.model} {_runs(sections)}."]
+        origin = sections["model"].get("tuned_from")
+        if origin is not None:
+            said.append(
+                f"It is a model of its own: it was trained on from {origin} together with its draft heads, and "
+                f"drafting gives its text, not that of {origin}."
+            )
         if memory["rows_that_fit"] == 0:
             weights, free = (_spell(name, memory[name]) for name in ("weights", "free"))
             said.append(f"It does not fit into memory: {weights} of weights, and {free} free.")

@@ -113,6 +113,7 @@ def _describe_dry_run(found: "DryRun") -> list[str]:
         f"frozen parameters   {found.num_frozen:,}",
         f"tokens per step     {found.tokens_per_step:,} over {found.num_processes} process(es)",
         f"memory              {found.memory:,.0f} MiB",
+        *([] if found.stored is None else [f"hidden states       {found.stored / 2**20:,.0f} MiB to store"]),
         f"first loss          {found.loss:.4f}",
         *_describe(found.score),
         "nothing was written",

@@ -4,6 +4,7 @@ B rows, T inputs of a row.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Generic, TypeVar, final
 
 import numpy as np
@@ -52,11 +53,16 @@ class RowBatches:
         self._quotas = _quotas([share for _, share in sources])
         self._ends = np.cumsum(self._quotas)
         self.segmented = any(source.segmented for source in self._sources)
-        self.num_rows = sum(source.num_rows for source in self._sources)
+        self._starts = list(accumulate((source.num_rows for source in self._sources), initial=0))
+        self.num_rows = self._starts[-1]
 
     def batch(self, step: int, rows: range) -> TrainBatch:
         """Those ``rows`` of the step's batch: tokens [B, T + 1]."""
-        selected = [self.row(step * self.rows + row) for row in rows]
+        return self.gather([step * self.rows + row for row in rows])
+
+    def gather(self, numbers: Sequence[int]) -> TrainBatch:
+        """The rows of those ``numbers`` in the order."""
+        selected = [self.row(number) for number in numbers]
         hidden = None
         if selected and selected[0].hidden is not None:
             taps = selected[0].hidden.keys()
@@ -72,6 +78,11 @@ class RowBatches:
         """The ``number``-th row in the order."""
         which, index = self.locate(number)
         return self._sources[which].row(index)
+
+    def index(self, number: int) -> int:
+        """Which of all ``num_rows`` rows the ``number``-th is: the same in every epoch, whatever the seed."""
+        which, index = self.locate(number)
+        return self._starts[which] + index
 
     def locate(self, number: int) -> tuple[int, int]:
         """The source of the ``number``-th row, and the row's index in it."""

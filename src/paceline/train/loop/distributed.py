@@ -147,7 +147,9 @@ class DataParallel(MultiProcess):
     def wrap(self, task: Task) -> nn.Module:
         """In DistributedDataParallel."""
         devices = None if self.device.type == "cpu" else [self.device]
-        return DistributedDataParallel(task, device_ids=devices, gradient_as_bucket_view=True)
+        return DistributedDataParallel(
+            task, device_ids=devices, gradient_as_bucket_view=True, find_unused_parameters=task.in_stages
+        )
 
     def gradient_sync(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[object]:
         """Gradients are all-reduced once per step."""

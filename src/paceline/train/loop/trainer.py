@@ -22,6 +22,7 @@ from paceline.train.loop.schedule import learning_rate_factor
 from paceline.train.loop.stopping import Stopped, StopSignals
 from paceline.train.loop.weight_copies import ServedCopy, WeightAverage
 from paceline.train.tasks.base import StepRandomness, Task, TaskOutput
+from paceline.train.tasks.joint import TRUNK
 from paceline.train.tasks.terms import num_learned
 
 
@@ -121,12 +122,14 @@ class Trainer:
         outputs = [self._backward(part, learned, last=index == len(parts) - 1) for index, part in enumerate(parts)]
         loss = float(self.strategy.all_reduce(torch.stack([_on_host(output.loss) for output in outputs]).sum()))
         loss /= max(learned, 1)
+        self._drop_untrained()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.optimiser.clip)
         norm = float(self.strategy.full_tensor(norm))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._raise_diverged(loss, parts, outputs)
+        rate = self.config.optimiser.learning_rate * learning_rate_factor(self.config.schedule, self.step)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.optimiser.learning_rate * learning_rate_factor(self.config.schedule, self.step)
+            group["lr"] = rate * self.task.relative_rate(group["part"], self.step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
@@ -173,6 +176,12 @@ class Trainer:
             (output.loss * (self.strategy.world / max(learned, 1))).backward()
         return output
 
+    def _drop_untrained(self) -> None:
+        """Forget the gradients of parts that this step does not train: the optimiser must know nothing of them."""
+        for name, parameter in self.parameters.items():
+            if self.task.relative_rate(_part(name), self.step) == 0:
+                parameter.grad = None
+
     def _raise_diverged(
         self, loss: float, parts: Sequence[tuple[range, TrainBatch]], outputs: Sequence[TaskOutput]
     ) -> None:
@@ -198,10 +207,14 @@ class Trainer:
         progress.show_acceptance(score.length)
         if score.value is not None and math.isfinite(score.value):
             task = self.task if self.served_copy is None else self.served_copy.task
-            self.best.update(score.value, score.metrics, task.trained(), step=self.step)
+            value = float(self.step) if task.in_stages else score.value
+            self.best.update(value, score.metrics, task.trained(), step=self.step)
 
     def _log_step(self, loss: float, norm: float, outputs: Sequence[TaskOutput], progress: TrainProgress) -> None:
-        values = {"loss": loss, "gradient_norm": norm, "learning_rate": self.optimizer.param_groups[0]["lr"]}
+        rates = {group["part"]: group["lr"] for group in self.optimizer.param_groups}
+        values = {"loss": loss, "gradient_norm": norm, "learning_rate": list(rates.values())[-1]}  # of the heads
+        if self.task.in_stages:
+            values["learning_rate.target"] = rates[TRUNK]
         for name in outputs[0].metrics:
             local = torch.stack([_on_host(output.metrics[name]) for output in outputs]).sum(0)
             sums = self.strategy.all_reduce(local)
@@ -243,14 +256,23 @@ class Trainer:
 def _optimizer(parameters: Mapping[str, nn.Parameter], config: LoopConfig) -> torch.optim.AdamW:
     """AdamW whose state exists from the start, so that a checkpoint can be read into it."""
     options = config.optimiser
-    matrices = [parameter for parameter in parameters.values() if parameter.dim() >= 2]
-    others = [parameter for parameter in parameters.values() if parameter.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    members: dict[tuple[bool, str], list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        members.setdefault((parameter.dim() >= 2, _part(name)), []).append(parameter)
+    groups = [
+        {"params": found, "part": part, "weight_decay": options.weight_decay if is_matrix else 0.0}
+        for (is_matrix, part), found in members.items()
+    ]
     optimizer = torch.optim.AdamW(groups, lr=options.learning_rate, betas=options.betas)
     for parameter in parameters.values():
         zeros = {key: torch.zeros_like(parameter, requires_grad=False) for key in ("exp_avg", "exp_avg_sq")}
         optimizer.state[parameter] = {"step": torch.tensor(0.0), **zeros}
     return optimizer
+
+
+def _part(name: str) -> str:
+    """The submodule of the task that has the parameter ``name``."""
+    return name.partition(".")[0]
 
 
 def _on_host(value: Tensor) -> Tensor:

@@ -66,6 +66,15 @@ class Task(nn.Module, ABC):
         """The dtype in which the trained weights are served; None: that in which they are trained."""
         return None
 
+    @property
+    def in_stages(self) -> bool:
+        """Whether some steps train only a part: the last weights are then written, for no measure compares stages."""
+        return False
+
+    def relative_rate(self, part: str, step: int) -> float:
+        """The learning rate of the submodule ``part`` in ``step``, relative to the schedule's."""
+        return 1.0
+
     def trained(self) -> dict[str, nn.Parameter]:
         """Trained parameters by name; shared ones appear once."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}

@@ -15,6 +15,7 @@ from paceline.draft_heads.base import DraftHead
 from paceline.models.native.decoder import DecoderLM
 from paceline.train.batches import TrainBatch
 from paceline.train.tasks.base import StepRandomness, Task, TaskOutput, sum_terms
+from paceline.train.tasks.joint import TRUNK, Joint
 from paceline.train.tasks.layer_skip import LayerSkip
 from paceline.train.tasks.losses import DistillationLoss
 from paceline.train.tasks.models import trained_forward
@@ -56,10 +57,17 @@ class DraftHeadTask(Task):
         target_weight: float | None = None,
         rows: int = 1,
         layer_skip: LayerSkip | None = None,
+        joint: Joint | None = None,
     ) -> None:
-        """``target_weight``: weight of the target's next-token loss; None freezes the target."""
+        """``target_weight``: weight of the target's next-token loss; None freezes the target.
+
+        ``joint`` trains the target in a second stage only.
+        """
         super().__init__()
         target.requires_grad_(target_weight is not None)
+        if joint is not None:
+            joint.choose_trained(target)
+        self.joint = joint
         self.trunk = None if target_weight is None else target
         self._target = (target,)  # in a tuple, so that it is not a submodule
         self.heads = nn.ModuleDict({trained.name: trained.head for trained in heads})
@@ -81,18 +89,27 @@ class DraftHeadTask(Task):
         """The target's: a head reads its hidden states."""
         return self.target.dtype
 
+    @property
+    def in_stages(self) -> bool:
+        return self.joint is not None
+
+    def relative_rate(self, part: str, step: int) -> float:
+        """Of the target in stages, its own."""
+        return self.joint.target_rate(step) if self.joint is not None and part == TRUNK else 1.0
+
     def forward(self, batch: TrainBatch, randomness: StepRandomness) -> TaskOutput:
         """One forward pass of the target, whose hidden states all heads read."""
         randomness.seed_device()
         logits, hidden, terms = self._target_forward(batch, randomness)
         target = logits.detach()
+        share = 1.0 if self.joint is None else self.joint.head_weight(randomness.step)
         for trained in self.weighted_heads:
             states = {tap: hidden[tap].detach() if trained.detach else hidden[tap] for tap in trained.head.taps}
             groups = [
                 self._head_term(trained, batch, slice(first, first + self.rows), states, target, randomness)
                 for first in range(0, len(batch.tokens), self.rows)
             ]
-            terms.append(concatenate(groups).scaled(trained.weight))
+            terms.append(concatenate(groups).scaled(trained.weight * share))
         return sum_terms(terms)
 
     def _target_forward(
@@ -102,11 +119,12 @@ class DraftHeadTask(Task):
 
         Hidden states that came with the batch replace the forward pass.
         """
-        if self.trunk is not None:
+        if self.trunk is not None and (self.joint is None or self.joint.has_begun(randomness.step)):
             assert self.target_weight is not None
             output, term = trained_forward("target", self.trunk, batch, randomness, self.taps, self.layer_skip)
             assert output.logits is not None
             return output.logits, output.hidden, [term.scaled(self.target_weight)]
+        self.target.eval()  # no dropout
         last = self.target.num_layers
         with torch.no_grad():
             if batch.hidden is not None and {*self.taps, last} <= batch.hidden.keys():

@@ -54,7 +54,7 @@ class Distillation(Task):
     def forward(self, batch: TrainBatch, randomness: StepRandomness) -> TaskOutput:
         """The distillation loss at every position whose next token is learned."""
         with torch.no_grad():
-            target = _logits(self.frozen, batch)
+            target = _frozen_logits(self.frozen, batch)
         randomness.seed_device()
         draft = _logits(self.draft, batch)
         position = torch.arange(draft.shape[1], device=draft.device).expand(draft.shape[:2])[..., None]
@@ -91,6 +91,13 @@ def trained_forward(
     if layer_skip is None:
         return output, next_token_term(name, output.logits, batch)
     return output, layer_skip.loss(name, model, output.logits, output.hidden, batch, weights)
+
+
+def _frozen_logits(model: DecoderLM, batch: TrainBatch) -> Tensor:
+    """Of hidden states that came with the batch, else of a forward pass."""
+    if batch.hidden is not None and model.num_layers in batch.hidden:
+        return model.compute_logits(batch.hidden[model.num_layers].to(model.dtype))
+    return _logits(model, batch)
 
 
 def _logits(model: DecoderLM, batch: TrainBatch) -> Tensor:

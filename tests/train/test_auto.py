@@ -1,0 +1,130 @@
+"""The head that is chosen for a budget: the rule, by hand-made measurements, and the command."""
+
+import dataclasses
+
+import pytest
+import torch
+import yaml
+
+from paceline.cli import run
+from paceline.hardware.rates import Products, Rates
+from paceline.hardware.roofline import Work
+from paceline.train import choice
+from paceline.train.choice import Candidate, Probe, acceptance_rate, choose, estimate, expected_length
+from paceline.train.config_file import read_train_config
+from tests import tiny
+from tests.train.configs import recipe, train, write_target
+
+TARGET = Work(dtype="float32", weight_bytes=10**9, num_weights=10**9 // 4, slot_bytes=0, slot_flops=0)
+PRODUCTS = Products(itemsize=4, rows=(1, 16), bytes_per_second=(1e10, 1e10), peak=1e13)
+RATES = Rates(device="cpu", num_threads=1, working_set=1 << 20, read=1e10, copy=1e10, products={"float32": PRODUCTS})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_target(tmp_path_factory.mktemp("train"))
+
+
+def judged(kind, *, step=1.0, validation=10.0, share=0.1, budget=1000.0, parameters=100):
+    work = dataclasses.replace(TARGET, weight_bytes=int(1e9 * share), num_weights=int(1e9 * share) // 4)
+    probe = Probe(step=step, validation=validation, num_parameters=parameters, work=work)
+    return estimate(
+        Candidate(kind=kind, config={}),
+        probe,
+        target=TARGET,
+        rates=RATES,
+        budget=budget,
+        every=100,
+        tokens_per_step=choice.PRIOR_TOKENS,
+    )
+
+
+def test_steps_are_those_that_fit_with_their_validations():
+    assert judged("prophet").steps == int((1000 - 10) / 1.1)
+    with pytest.raises(ValueError, match=r"--budget 5 s: a step of prophet takes 1.00 s and a validation 10.00 s"):
+        judged("prophet", budget=5)
+
+
+def test_expected_length_follows_the_measured_curve():
+    tokens = choice.PRIOR_TOKENS
+    assert expected_length("early_exit", 0) == 1.0
+    assert expected_length("early_exit", 200 * tokens) == 2.26
+    assert expected_length("early_exit", 300 * tokens) == pytest.approx((2.26 + 2.62) / 2)
+    assert expected_length("early_exit", 9999 * tokens) == 3.12, "nothing is known beyond the last point"
+
+
+def test_acceptance_rate_gives_the_length_again():
+    for length in (1.2, 2.5, 5.9):
+        rate = acceptance_rate(length, 5)
+        assert sum(rate**at for at in range(6)) == pytest.approx(length, rel=1e-9)
+
+
+def test_speed_up_is_that_of_the_roofline_at_the_best_length():
+    """Reading bounds every forward here, so a step of k drafts takes 1 + k * 0.1 plain steps."""
+    found = judged("early_exit", share=0.1)
+    rate = acceptance_rate(found.tokens_per_step, 5)
+    by_hand = {k: sum(rate**at for at in range(k + 1)) / (1 + 0.1 * k) for k in range(1, 9)}
+    assert found.draft_cost == pytest.approx(0.1, rel=1e-6)
+    assert found.num_draft_tokens == max(by_hand, key=by_hand.__getitem__)
+    assert found.speed_up == pytest.approx(max(by_hand.values()), rel=1e-6)
+
+
+def test_choice_weighs_acceptance_against_the_cost_of_drafts():
+    exit_head, prophet = judged("early_exit", share=0.2), judged("prophet", share=0.02)
+    assert exit_head.tokens_per_step > prophet.tokens_per_step and choose([exit_head, prophet]) is prophet
+    cheap = judged("early_exit", share=0.02)
+    assert choose([prophet, cheap]) is cheap and choose([cheap, prophet]) is cheap
+    slow = judged("early_exit", share=0.02, step=100.0)
+    assert choose([slow, prophet]) is prophet, "few steps fit its budget"
+    smaller = judged("prophet", share=0.02, parameters=50)
+    assert choose([prophet, smaller]) is smaller and choose([smaller, prophet]) is smaller
+
+
+def test_candidates_have_the_proportions_of_the_prior():
+    target = tiny.native(tiny.llama(1, dtype=torch.float32))
+    kinds = {one.kind: one.config for one in choice.candidates(target)}
+    assert set(kinds) == set(choice.PRIORS)
+    assert kinds["early_exit"]["exit_layer"] == 1 and kinds["prophet"]["width"] == target.config.hidden_size // 2
+    single = tiny.native(tiny.llama(1, dtype=torch.float32, num_hidden_layers=1))
+    assert [one.kind for one in choice.candidates(single)] == ["prophet"]
+
+
+def base(root, output, **fields):
+    path = recipe(root, output, **fields)
+    raw = yaml.safe_load(path.read_text())
+    del raw["heads"], raw["schedule"]["steps"]
+    path.write_text(yaml.safe_dump({**raw, **fields}))
+    return path
+
+
+def test_command_writes_a_configuration_that_trains(folder, tmp_path, capsys):
+    chosen = tmp_path / "chosen.yaml"
+    path = base(folder, tmp_path / "run")
+    assert run(["train", "auto", str(path), "--budget", "20s", "--output", str(chosen)]) == 0
+    shown = capsys.readouterr().out
+    assert all(title in shown for title in ("draft cost", "expected", "early_exit", "prophet", "chosen: "))
+    assert "on the embedded target (docs/training.md)" in shown and f"next: paceline train {chosen}" in shown
+    assert chosen.read_text().startswith("# paceline train auto, budget 20s:\n# head ")
+    config = read_train_config(chosen)
+    assert config.heads[0].kind in choice.PRIORS and config.schedule.steps >= 1
+    assert not (tmp_path / "run").exists(), "nothing was trained"
+    assert train(chosen, "--set", "schedule.steps=2") == 0
+    assert (tmp_path / "run" / config.heads[0].kind / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "message"),
+    [
+        ({}, ["--budget", "soon"], "--budget soon: give seconds, minutes or hours above 0, such as 90s, 40m or 8h"),
+        ({"heads": [{"kind": "medusa"}]}, [], "heads: it is what `paceline train auto` chooses; leave it out"),
+        ({"schedule": {"steps": 5}}, [], "schedule.steps: it is what `paceline train auto` chooses"),
+        ({"target": {"config": {}}}, [], "target: heads are chosen for a frozen target; give its path"),
+    ],
+    ids=["budget", "heads", "steps", "target"],
+)
+def test_what_does_not_fit_is_refused(fields, options, message, folder, tmp_path, capsys):
+    path = base(folder, tmp_path / "run", **fields)
+    options = [*(options or ["--budget", "1m"]), "--output", str(tmp_path / "chosen.yaml")]
+    assert run(["train", "auto", str(path), *options]) != 0
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "chosen.yaml").exists()
