@@ -165,6 +165,7 @@ class HostDrafting(Drafter):
 
     def _fill(self, batch: Batch, drafts: Mapping[int, Proposal], plan: StepPlan) -> None:
         flat, (rows, width), most = self._entries, self._host.shape, self.tokens.shape[1]
+        assert flat is not None, "buffers are not filled within a step, which may run on fake tensors"
         for row in range(rows):
             flat[row * width] = 0
         sequences = batch.host_sequences(drafts)
