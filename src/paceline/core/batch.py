@@ -47,7 +47,6 @@ class Batch(BatchState):
     ) -> None:
         self._ops = ops or TensorOps()
         self._depths: tuple[int, ...] | None = None  # that ``planned`` holds; None: no limits
-        self._planned: memoryview | None = None  # ``planned``, where it is on the host
         super().__init__(
             rows=rows,
             max_length=max_length,
@@ -57,6 +56,7 @@ class Batch(BatchState):
             device=device,
             stage=stage,
         )
+        self._planned = entries(self.planned)
         self._chains = ChainTrees(rows, max_depth, device)
 
     def plan(self, depths: tuple[int, ...] | None, stop: StopRule | None = None) -> None:
@@ -65,12 +65,10 @@ class Batch(BatchState):
         if depths != self._depths:
             self._depths = depths
             limits = (self.max_depth,) * self.rows if depths is None else depths
-            if self.planned.device.type != "cpu":
-                self.planned.copy_(torch.tensor(limits, dtype=torch.int64), non_blocking=True)
-                return
             if self._planned is None:
-                self._planned = entries(self.planned)
-            self._planned[:] = array("q", limits)
+                self.planned.copy_(torch.tensor(limits, dtype=torch.int64), non_blocking=True)
+            else:
+                self._planned[:] = array("q", limits)
 
     @property
     def idle(self) -> bool:

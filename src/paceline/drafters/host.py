@@ -98,9 +98,7 @@ class HostDrafting(Drafter):
         self._buffer = buffer
         apart = device.type != "cpu"
         self._write_to(torch.zeros_like(buffer, device="cpu", pin_memory=device.type == "cuda") if apart else buffer)
-        # By the nodes of a step, which are made once: the tokens, and every row's depths beside its count.
-        index, self._counts, self._roots = torch.arange(1 + most, device=device), self.count[:, None], self.tokens[:, 0]
-        self._views = [(self.tokens[:, :nodes], index[:nodes]) for nodes in range(2 + most)]
+        self._index, self._counts, self._roots = torch.arange(1 + most, device=device), buffer[:, :1], self.tokens[:, 0]
         self._began.clear()
         self.drafter.start(context)
 
@@ -140,8 +138,8 @@ class HostDrafting(Drafter):
         """The drafts of the buffers [R, k + 1]; rows without one have the root alone."""
         nodes = 1 + plan.num_draft_tokens
         self._roots.copy_(batch.root)
-        tokens, index = self._views[nodes]
-        valid = torch.le(index, self._counts).logical_and_(batch.active[:, None])
+        tokens, valid = self.tokens[:, :nodes], torch.le(self._index[:nodes], self._counts)
+        valid.logical_and_(batch.active[:, None])
         if self.branches:
             parents = torch.nn.functional.pad(self.parents[:, : nodes - 1], (1, 0), value=-1)
             tree = Tree.make(tokens, parents, valid, max_depth=nodes - 1, no_draft_reason=NoDraft.NO_MATCH)
@@ -165,6 +163,7 @@ class HostDrafting(Drafter):
 
     def _fill(self, batch: Batch, drafts: Mapping[int, Proposal], plan: StepPlan) -> None:
         flat, (rows, width), most = self._entries, self._host.shape, self.tokens.shape[1]
+        assert flat is not None, "buffers are not filled within a step, which may run on fake tensors"
         for row in range(rows):
             flat[row * width] = 0
         sequences = batch.host_sequences(drafts)
