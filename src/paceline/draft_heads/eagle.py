@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from paceline.draft_heads.base import DraftHeadConfig
 from paceline.draft_heads.pair import PairConfig, PairHead, fill
+from paceline.models.base import PairInput
 from paceline.models.native.decoder import DecoderLM
 
 NOISE_LENGTH = 512  # tokens of a row for which ``noise`` is given
@@ -97,6 +98,10 @@ class EagleHead(PairHead):
         """Embedding and feature, joined: [B, n, H]."""
         embedded = self.decoder.embed(tokens.flatten()).view(*tokens.shape, -1)
         return self.fc(torch.cat((embedded.to(feature.dtype), feature), dim=-1))
+
+    @property
+    def pair_input(self) -> PairInput:
+        return PairInput(product=self.fc)
 
     def feedback(self, out: Tensor) -> Tensor:
         """What comes out is the feature."""

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.kernels.cpu.structs import Activation, Buffer, Kind, Model, NormVariant, Operation, WeightFormat
-from paceline.models.base import InputProjection
+from paceline.kernels.cpu.structs import PairInput as KernelPairInput
+from paceline.models.base import InputProjection, PairInput
 from paceline.models.cpu.packed_weights import PackedEmbedding, PackedLayer, PackedLinear, panel_layout
 from paceline.models.native.blocks import (
     Attention,
@@ -29,6 +30,7 @@ from paceline.models.native.layers import (
     RMSNorm,
     gelu_tanh,
 )
+from paceline.models.native.pair_block import PairBlock
 from paceline.models.native.qkv import NormRotateQK, PrepareQKV, RotateInterleavedQKV, RotateQK, ScaleQuery, SplitQKV
 from paceline.models.native.quantization import Int4Linear, Int8Linear
 from paceline.models.sublayers import SkippedSublayers
@@ -95,6 +97,7 @@ def compile_program(lm: DecoderLM, skipped: SkippedSublayers | None = None) -> P
         width=(ctypes.c_int64 * len(Buffer))(*(writer.widths[buffer] for buffer in Buffer)),
         scale=head_dim**-0.5,
         panel_rows=lm.embed.layout.width if isinstance(lm.embed, PackedEmbedding) else 0,
+        input=Buffer.PAIR if isinstance(lm.blocks[0], PairBlock) else Buffer.STREAM,
         embedding_factor=lm.embedding_factor,
         divisor=lm.logits_divisor,
         embedding=writer.point(lm.embed.panels if isinstance(lm.embed, PackedEmbedding) else lm.embed.weight),
@@ -115,6 +118,29 @@ def compile_input_projection(
     norm = writer.norm(projection.norm, Buffer.STREAM, Buffer.NORMED, size)
     product = writer.linear(projection.product, Buffer.NORMED, Buffer.STREAM)
     return (Operation * 2)(norm, product), tuple(writer.refs)
+
+
+def compile_pair_input(lm: DecoderLM, pairs: PairInput) -> tuple[KernelPairInput, tuple[object, ...]]:
+    """How the kernel reads ``pairs``, and what to keep alive. Raises UnsupportedError for a part that it lacks."""
+    writer, size = _Writer(lm), lm.config.hidden_size
+    embedding, feature = (0, size) if pairs.embedding_first else (size, 0)
+    operations = [
+        writer.norm(norm, Buffer.PAIR, Buffer.PAIR, size, offset=offset)
+        for norm, offset in ((pairs.embedding_norm, embedding), (pairs.feature_norm, feature))
+        if norm is not None
+    ]
+    if pairs.product is not None:
+        operations.append(writer.linear(pairs.product, Buffer.PAIR, Buffer.STREAM))
+    array = (Operation * len(operations))(*operations)
+    read = KernelPairInput(
+        operations=array,
+        num_operations=len(operations),
+        embedding=embedding,
+        feature=feature,
+        zero_first=pairs.zero_first,
+        normed_output=pairs.normed_output,
+    )
+    return read, (array, *writer.refs)
 
 
 def set_weight(product: Operation, layer: nn.Linear | nn.Embedding, point: Callable[..., int]) -> None:
@@ -150,6 +176,7 @@ class _Writer:
             Buffer.INNER: config.ffn_size * (2 if config.ffn.gated else 1),
             Buffer.GATED: config.ffn_size,
             Buffer.ATTENTION_OUT: config.hidden_size,
+            Buffer.PAIR: 2 * config.hidden_size,
         }
 
     def point(self, tensor: Tensor, dtype: torch.dtype | None = None) -> int:
@@ -164,6 +191,11 @@ class _Writer:
     def block(self, block: nn.Module, parts: Part) -> Iterator[Operation]:
         """The ``parts`` of one layer."""
         kind = type(block)
+        if isinstance(block, PairBlock):
+            if parts is not Part.BOTH:
+                raise UnsupportedError("a PairBlock without one of its parts")
+            yield from self.pair_block(block)
+            return
         if kind not in (Block, ScaledBlock, PostNormBlock, ParallelBlock) or not isinstance(block, Block):
             raise UnsupportedError(f"a {kind.__name__}")
         attention, ffn = Part.ATTENTION in parts, Part.FFN in parts
@@ -176,8 +208,10 @@ class _Writer:
                 yield from self.normed_output(block.ffn.down, Buffer.GATED, block.ffn_norm)
             return
         if attention:
-            yield self.norm(block.attention_norm, Buffer.STREAM, Buffer.NORMED)
-            yield from self.attention(block.attention, Buffer.NORMED)
+            first = Buffer.STREAM if isinstance(block.attention_norm, nn.Identity) else Buffer.NORMED
+            if first is Buffer.NORMED:
+                yield self.norm(block.attention_norm, Buffer.STREAM, Buffer.NORMED)
+            yield from self.attention(block.attention, first)
         if kind is ParallelBlock and parts is Part.BOTH:
             yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.ATTENTION_OUT)
             yield self.norm(block.ffn_norm, Buffer.STREAM, Buffer.NORMED)
@@ -193,6 +227,22 @@ class _Writer:
             yield self.norm(block.ffn_norm, Buffer.STREAM, Buffer.NORMED)
             yield from self.ffn(block.ffn, Buffer.NORMED)
             yield self.linear(block.ffn.down, Buffer.GATED, Buffer.STREAM, Kind.LINEAR_ADD, factor)
+
+    def pair_block(self, block: PairBlock) -> Iterator[Operation]:
+        """A first layer whose attention reads an embedding and a feature; the residual is the feature."""
+        size = self.widths[Buffer.STREAM]
+        residual = self.norm(nn.Identity(), Buffer.PAIR, Buffer.STREAM, size, offset=size, target_offset=0)
+        if not block.norm_before_residual:
+            yield residual
+        yield self.norm(block.attention_norm, Buffer.PAIR, Buffer.PAIR, size)
+        yield self.norm(block.feature_norm, Buffer.PAIR, Buffer.PAIR, size, offset=size)
+        if block.norm_before_residual:
+            yield residual
+        yield from self.attention(block.attention, Buffer.PAIR)
+        yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.STREAM, Kind.LINEAR_ADD)
+        yield self.norm(block.ffn_norm, Buffer.STREAM, Buffer.NORMED)
+        yield from self.ffn(block.ffn, Buffer.NORMED)
+        yield self.linear(block.ffn.down, Buffer.GATED, Buffer.STREAM, Kind.LINEAR_ADD)
 
     def normed_output(self, layer: nn.Linear, source: Buffer, norm: nn.Module) -> Iterator[Operation]:
         """A sub-layer's last matrix, whose output is normed and added to the stream."""
@@ -215,8 +265,8 @@ class _Writer:
             sizes = (split.sizes[0] * self.head_dim(split), split.sizes[1] * self.head_dim(split))
             places = ((split.query_norm, split.query_size, 0, sizes[0]), (split.key_norm, split.key_size, *sizes))
             for norm, size, offset, whole in places:
-                one = self.norm(norm, Buffer.HEADS, Buffer.HEADS, size)
-                one.count, one.offset = whole // size, offset
+                one = self.norm(norm, Buffer.HEADS, Buffer.HEADS, size, offset=offset)
+                one.count = whole // size
                 yield one
         elif not isinstance(split, SplitQKV | RotateQK | RotateInterleavedQKV):
             raise UnsupportedError(f"heads of {type(split).__name__}")
@@ -241,18 +291,30 @@ class _Writer:
             inner=self.widths[Buffer.GATED],
         )
 
-    def norm(self, norm: nn.Module, source: Buffer, target: Buffer, size: int | None = None) -> Operation:
-        """A norm over whole rows, or over ``size`` elements."""
+    def norm(
+        self,
+        norm: nn.Module,
+        source: Buffer,
+        target: Buffer,
+        size: int | None = None,
+        *,
+        offset: int = 0,
+        target_offset: int | None = None,
+    ) -> Operation:
+        """A norm over whole rows, or over ``size`` elements from ``offset`` on, written from ``target_offset`` (None:
+        from ``offset``). One that is an identity copies.
+        """
+        place = dict(source=source, target=target, inner=size or self.widths[source], count=1)
+        place |= dict(offset=offset, outer=offset if target_offset is None else target_offset)
+        if isinstance(norm, nn.Identity):
+            return Operation(kind=Kind.NORM, variant=NormVariant.COPY, **place)
         if type(norm) not in NORMS or not isinstance(norm, RMSNorm | nn.LayerNorm):
             raise UnsupportedError(f"a {type(norm).__name__}")
         bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
         return Operation(
             kind=Kind.NORM,
             variant=NORMS[type(norm)],
-            source=source,
-            target=target,
-            inner=size or self.widths[source],
-            count=1,
+            **place,
             eps=norm.eps,
             weight=self.point(norm.weight),
             bias=None if bias is None else self.point(bias),
