@@ -105,6 +105,7 @@ def drafted(drafter, target, *, fused, sampled=0.0, processing=NONE, rule=None, 
 @torch.inference_mode()
 def check(make, target, **options):
     fused = make()
+    tolerance = 0 if isinstance(fused, Eagle3Drafter) else 1e-12
     steps, texts, calls, summary = drafted(fused, target, fused=True, **options)
     assert all(isinstance(chain, FusedChain) for _, chain in fused.growers.values())
     assert set(calls) == {("fused",)}, "one call drafts for all rows"
@@ -113,7 +114,8 @@ def check(make, target, **options):
     assert texts == others and summary == other
     for one, two in zip(steps, wanted, strict=True):
         assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1]) and one[2] == two[2]
-        assert all(torch.equal(mine, its) for mine, its in zip(one[3], two[3], strict=True))
+        for mine, its in zip(one[3], two[3], strict=True):  # PyTorch joins a pair in another order of sums
+            torch.testing.assert_close(mine, its, atol=tolerance, rtol=0)
     return steps, summary
 
 
@@ -151,7 +153,7 @@ def test_chains_end_early_where_they_do_token_by_token(name):
 
 def test_a_head_that_knows_its_target_is_accepted_as_often():
     """Drafts that are accepted leave pairs of several tokens to read at once."""
-    target = native()
+    target = CpuDecoder(models.looping_target()[1])
     head = echo(target.lm, 0.03, draft_vocab_size=len(ids_of(target.lm)))
     _, summary = check(lambda: Eagle3Drafter(head=head, lm=CpuDecoder(head.decoder)), target)
     assert summary.mean_acceptance_length > 2
