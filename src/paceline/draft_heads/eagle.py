@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from paceline.draft_heads.base import DraftHeadConfig
 from paceline.draft_heads.state_pair import StatePairConfig, StatePairHead
+from paceline.models.base import PairInput
 from paceline.models.native.decoder import DecoderLM
 
 NOISE_LENGTH = 512  # tokens of a row for which ``noise`` is given
@@ -68,6 +69,10 @@ class EagleHead(StatePairHead):
     def pair(self, feature: Tensor, tokens: Tensor, first: Tensor | None = None) -> Tensor:
         """Embedding and feature, joined: [B, n, H]."""
         return self.fc(torch.cat((self.embed(tokens, feature), feature), dim=-1))
+
+    @property
+    def pair_input(self) -> PairInput:
+        return PairInput(product=self.fc)
 
     def feedback(self, out: Tensor) -> Tensor:
         """What comes out is the feature."""

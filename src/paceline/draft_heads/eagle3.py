@@ -16,9 +16,10 @@ from paceline.draft_heads.base import DraftHeadConfig
 from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.layers import begin_lm_heads
 from paceline.draft_heads.pair import PairConfig, PairHead, fill, own_head_config
-from paceline.draft_heads.pair_block import PairBlock
+from paceline.models.base import PairInput
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import RMSNorm
+from paceline.models.native.pair_block import PairBlock
 
 
 class Eagle3Config(PairConfig):
@@ -133,6 +134,13 @@ class Eagle3Head(PairHead):
             return self.pair(feature, tokens)
         masked = self._fuse(list(self.mask.weight[0].chunk(len(self.fused))))
         return self.pair(masked.expand_as(feature), torch.full_like(tokens, self.options.mask_token_id or 0))
+
+    @property
+    def pair_input(self) -> PairInput | None:
+        """The first block reads both; None for drafted pairs that are all alike."""
+        if self.mask is not None:
+            return None
+        return PairInput(normed_output=self.options.norm_output, draft_ids=self.draft_ids)
 
     def feedback(self, out: Tensor) -> Tensor:
         """The stream itself, or normalised."""

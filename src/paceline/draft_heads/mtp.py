@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from paceline.draft_heads.base import DraftHeadConfig
 from paceline.draft_heads.state_pair import StatePairConfig, StatePairHead
+from paceline.models.base import PairInput
 from paceline.models.native.decoder import DecoderLM
 
 
@@ -65,6 +66,17 @@ class MTPHead(StatePairHead):
             embedded = embedded.masked_fill(first[..., None], 0)
         both = self.embedding_norm(embedded), self.feature_norm(feature)
         return self.eh_proj(torch.cat(both if self.options.embedding_first else both[::-1], dim=-1))
+
+    @property
+    def pair_input(self) -> PairInput:
+        return PairInput(
+            embedding_norm=self.embedding_norm,
+            feature_norm=self.feature_norm,
+            product=self.eh_proj,
+            embedding_first=self.options.embedding_first,
+            zero_first=self.options.zero_first,
+            normed_output=self.options.norm_output,
+        )
 
     def feedback(self, out: Tensor) -> Tensor:
         """What the LM head reads, or the stream before the last norm."""

@@ -24,6 +24,7 @@ from paceline.draft_heads.layers import (
     sample_anchors,
 )
 from paceline.draft_heads.unrolled_attention import UnrolledAttention
+from paceline.models.base import PairInput
 from paceline.models.families.base import rotary
 from paceline.models.native.config import AttentionConfig, DecoderConfig, FFNConfig, Multipliers, NormSpan
 from paceline.models.native.decoder import DecoderLM
@@ -145,6 +146,11 @@ class PairHead(DraftHead):
         """The features [B, n, W] that drafted tokens are paired with, of the stream ``out`` [B, n, W] after all
         blocks.
         """
+
+    @property
+    def pair_input(self) -> PairInput | None:
+        """How pairs are read, for kernels that draft chains in one call; None if these cannot."""
+        return None
 
     def disturbed(self, features: Tensor, generator: torch.Generator) -> Tensor:
         """The target's ``features`` [B, T, W] as training reads them, with what ``generator`` draws."""

@@ -42,6 +42,7 @@ class GrowingDrafter(Drafter):
 
     inputs: ClassVar[frozenset[DraftInput]]  # what ``lm`` reads
     accepts_other_tokens = True
+    maps_fused: ClassVar[bool] = False  # whether ``draft_fused`` maps draft ids to the target's
     max_context: int | None = None  # rows with more tokens are not drafted for; None: there is no limit
     skipped: Sequence[int] = ()  # rows that have no draft in this step, as far as the host knows
     confidence: ConfidenceScorer | None = None  # its own judgement of acceptance; None: its distributions are that
@@ -173,7 +174,8 @@ class GrowingDrafter(Drafter):
         if num_draft_tokens not in self.growers:
             grower = make_grower(self.shape_at(num_draft_tokens), self.context)
             fused, lm = None, self.lm
-            if isinstance(lm, FusedDrafting) and self.vocab_map.same_ids and self.can_draft_fused(self.context):
+            mapped = self.vocab_map.same_ids or self.maps_fused
+            if isinstance(lm, FusedDrafting) and mapped and self.can_draft_fused(self.context):
                 fused = fused_chain(grower, self.context, lm.fused_draws)
             self.growers[num_draft_tokens] = grower, fused
 

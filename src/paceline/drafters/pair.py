@@ -19,7 +19,7 @@ from paceline.drafters.base import DrafterContext
 from paceline.drafters.growing import DraftInput, GrowingDrafter
 from paceline.drafters.hidden_states import PendingStates, check_head_target, path_hidden, read_hidden
 from paceline.drafters.tree.shapes import Shape
-from paceline.models.base import LM, LogitsFor, Output
+from paceline.models.base import LM, FusedDrafting, LogitsFor, Output, PendingInputs
 from paceline.models.prefill import CHUNK
 
 MAX_SKIPPED_STEPS = 32  # steps without a draft until the head reads the features that have collected
@@ -39,6 +39,7 @@ class PairDrafter(GrowingDrafter):
 
     inputs: ClassVar[frozenset[DraftInput]] = frozenset({DraftInput.HIDDEN})
     joins = True
+    maps_fused = True
     num_reread = 1  # the feature before the root
     num_reread_of_prefix = 1  # the last token of a prefix is paired with what comes after it
 
@@ -95,6 +96,10 @@ class PairDrafter(GrowingDrafter):
     def check_target(self, context: DrafterContext) -> None:
         check_head_target(context, num_layers=self.head.num_layers, vocab_size=self.head.target_vocab)
 
+    def bind(self, context: DrafterContext) -> None:
+        """How the head reads pairs, by the weights that it has now."""
+        self.pair_input = self.head.pair_input
+
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
         """The head's cache, and queues of features."""
         rows, device = context.rows, context.device
@@ -141,8 +146,23 @@ class PairDrafter(GrowingDrafter):
         self.num_read.zero_()
 
     def can_draft_fused(self, context: DrafterContext) -> bool:
-        """The kernel does not feed what comes out of a token to the next."""
-        return False
+        """Where the head says how it reads pairs."""
+        return super().can_draft_fused(context) and self.pair_input is not None
+
+    def draft_fused(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
+        """Read the pairs that wait, the last with the root, and draft from it in one call."""
+        assert isinstance(self.lm, FusedDrafting)
+        count = torch.where(self.reads, self.unread.count, 0)
+        if valid.shape[1] > 1:
+            valid[:, 1:] &= (batch.length > 1)[:, None]
+        pending = PendingInputs(
+            count=count, max_count=self.max_unread, states=self.unread.states, pairs=self.pair_input
+        )
+        if not self.lm.draft_fused(batch, self.cache, pending, tokens, valid, greedy=greedy):
+            return False
+        self.cache.commit(count)
+        self.num_read.copy_(count)
+        return True
 
     def read_root(self, batch: Batch) -> Tensor:
         """Read the pairs that wait; the last has the root."""

@@ -122,9 +122,37 @@ class InputProjection:
 INPUT_PROJECTIONS: WeakValueDictionary[int, InputProjection] = WeakValueDictionary()  # by their handles
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class PairInput:
+    """How a head reads pairs of a token's embedding and a feature, both as wide as its residual stream.
+
+    ``embedding_norm`` and ``feature_norm`` (None: nothing) are applied to the two, and ``product`` joins them to the
+    stream; None: the first block reads both, the embedding first (models/native/pair_block).
+    """
+
+    embedding_norm: nn.Module | None = None
+    feature_norm: nn.Module | None = None
+    product: nn.Linear | None = None
+    embedding_first: bool = True  # in what ``product`` reads
+    zero_first: bool = False  # the embedding at position 0 is zero
+    normed_output: bool = False  # drafted tokens are paired with what the last norm gives, not with what it reads
+    draft_ids: Tensor | None = None  # [D] int64 the target ids of the head's logits; None: the same
+    handle: int = field(init=False, default_factory=count().__next__)  # names it where only an integer can
+
+    def __post_init__(self) -> None:
+        PAIR_INPUTS[self.handle] = self
+
+
+PAIR_INPUTS: WeakValueDictionary[int, PairInput] = WeakValueDictionary()  # by their handles
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingInputs:
-    """Inputs of each row up to its root that are not in the cache yet: its newest tokens, or ``states`` instead."""
+    """Inputs of each row up to its root that are not in the cache yet: its newest tokens, or ``states`` instead.
+
+    With ``pairs``, ``states`` are features, each paired with the token after it; the last one's is the root, which
+    ``count`` and ``max_count`` include then, and a row with a count of 0 reads nothing.
+    """
 
     count: Tensor  # [B] int64, without the root; a row with a negative count reads nothing, not even the root
     max_count: int  # static bound on count
@@ -132,6 +160,7 @@ class PendingInputs:
         None  # [B, max_count, H]; with shared layers [B, max_count + 1, H]: the root's state is written to column count
     )
     input_projection: InputProjection | None = None  # applied to states; not with shared layers
+    pairs: PairInput | None = None  # neither with shared layers nor an input projection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

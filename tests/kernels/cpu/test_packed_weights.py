@@ -10,6 +10,7 @@ from paceline.api import load
 from paceline.models import loading
 from paceline.models.backend import pack_weights
 from paceline.models.cpu.decoder import CpuDecoder
+from paceline.models.cpu.operations import UnsupportedError
 from paceline.models.cpu.packed_weights import (
     PackedEmbedding,
     PackedLinear,
@@ -18,7 +19,6 @@ from paceline.models.cpu.packed_weights import (
     panel_layout,
     unpack_matrix,
 )
-from paceline.models.cpu.program import UnsupportedError
 from paceline.models.native.quantization import SCHEMES, quantise
 from paceline.models.work import forward_work
 from tests import tiny

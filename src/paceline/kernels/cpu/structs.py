@@ -27,6 +27,7 @@ class NormVariant(IntEnum):
     RMS_LATE = 1
     RMS_OFFSET = 2
     LAYER = 3
+    COPY = 4  # no norm
 
 
 class WeightFormat(IntEnum):
@@ -61,6 +62,7 @@ class Buffer(IntEnum):
     INNER = 4
     GATED = 5
     ATTENTION_OUT = 6
+    PAIR = 7  # an embedding beside a feature
 
 
 class Operation(Structure):
@@ -84,7 +86,7 @@ class Model(Structure):
         *((name, c_int64) for name in "hidden vocab tokens num_heads num_kv_heads head_dim max_positions".split()),
         *(
             (name, c_int64)
-            for name in "query query_step key key_step value value_step float32_rotary panel_rows".split()
+            for name in "query query_step key key_step value value_step float32_rotary panel_rows input".split()
         ),
         ("width", c_int64 * len(Buffer)),
         *((name, c_double) for name in "scale embedding_factor divisor".split()),
@@ -93,6 +95,17 @@ class Model(Structure):
         ("layers", ctypes.POINTER(c_int64)),
         ("norm", Operation),
         ("head", Operation),
+    ]
+
+
+class PairInput(Structure):
+    """How a head over pairs joins a token's embedding and a feature."""
+
+    __slots__ = ()
+
+    _fields_ = [
+        ("operations", ctypes.POINTER(Operation)),
+        *((name, c_int64) for name in "num_operations embedding feature zero_first normed_output".split()),
     ]
 
 
@@ -118,6 +131,8 @@ class Call(Structure):
         ("ready_step", c_int64),
         ("resumed", c_void_p),
         *((name, c_int64) for name in "resumed_row_step resumed_step resumed_layer".split()),
+        ("pair", ctypes.POINTER(PairInput)),
+        ("outputs", c_void_p),
     ]
 
 
@@ -138,7 +153,7 @@ class FusedDraft(Structure):
         ("shared_layers_call", ctypes.POINTER(Call)),
         *((name, c_void_p) for name in ("hidden", "added")),
         *((name, c_int64) for name in ("added_row_step", "added_step")),
-        *((name, c_void_p) for name in "least acceptance notes".split()),
+        *((name, c_void_p) for name in "least acceptance notes target_ids".split()),
     ]
 
 

@@ -85,7 +85,8 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
         if resume is not None:
             resumed, ready = resume.hidden, resume.ready
             assert min(taps, default=resume.layer) >= resume.layer, "taps must not be below the resumed layer"
-            assert resumed.dtype == dtype and resumed.shape[-1] == size
+            width = 2 * size if self._kernel_model.reads_pairs and resume.layer == 0 else size
+            assert resumed.dtype == dtype and resumed.shape[-1] == width
         forward(
             self._kernel_model.handle,
             _workspace_of(cache, self.isa),
@@ -146,6 +147,8 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
             pending.max_count,
             pending.states,
             None if pending.input_projection is None else pending.input_projection.handle,
+            None if pending.pairs is None else pending.pairs.handle,
+            None if pending.pairs is None else pending.pairs.draft_ids,
             shared._kernel_model.handle if isinstance(shared, CpuDecoder) else None,
             None if shared_layers is None else KVView.of(shared_layers.cache),
             () if shared_layers is None else shared_layers.cache.layers,
@@ -162,6 +165,9 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
             width = self.lm.config.hidden_size if projection is None else projection.product.in_features
             assert states.dtype == dtype and states.stride(-1) == 1 and states.shape[-1] == width
             assert states.shape[1] >= pending.max_count + (shared is not None)
+        if pending.pairs is not None:
+            assert states is not None and projection is None and shared is None
+            assert pending.pairs.draft_ids is None or len(pending.pairs.draft_ids) == self.vocab_size
         if shared is not None:
             assert states is not None and projection is None
             assert shared.hidden.is_contiguous() and shared.hidden.dtype == dtype

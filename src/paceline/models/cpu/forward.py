@@ -20,10 +20,11 @@ from paceline.core.sampling import COLUMNS
 from paceline.kernels.cpu.instruction_set import current_set, load_kernel
 from paceline.kernels.cpu.operators import WORKSPACES, entry, kernel_op, pointers_of, row_major
 from paceline.kernels.cpu.sampling import ProcessorTensors, sampling_options
-from paceline.kernels.cpu.structs import Call, FusedDraft, Operation
-from paceline.models.base import INPUT_PROJECTIONS, InputProjection, LogitsFor
+from paceline.kernels.cpu.structs import Buffer, Call, FusedDraft, Operation
+from paceline.kernels.cpu.structs import PairInput as KernelPairInput
+from paceline.models.base import INPUT_PROJECTIONS, PAIR_INPUTS, InputProjection, LogitsFor, PairInput
 from paceline.models.cpu.packed_weights import PackedEmbedding, packed_set
-from paceline.models.cpu.program import Program, compile_input_projection, compile_program
+from paceline.models.cpu.program import Program, compile_input_projection, compile_pair_input, compile_program
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.sublayers import SkippedSublayers
 
@@ -66,6 +67,7 @@ class KernelModel:
         self._compiled = self._compile()
         load_kernel(self.isa)
         self._input_projection: tuple[int, ctypes.Array[Operation], tuple[Tensor, ...]] | None = None
+        self._pair_input: tuple[tuple[int, ...], KernelPairInput, tuple[object, ...]] | None = None
         _MODELS[self.handle] = self
 
     @property
@@ -74,11 +76,16 @@ class KernelModel:
         embed = self.lm.embed
         return embed.panels if isinstance(embed, PackedEmbedding) else embed.weight
 
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether its first layer reads an embedding beside a feature (models/native/pair_block)."""
+        return self._compiled.program.model.input == Buffer.PAIR
+
     def at(self, capacity: int) -> Compiled:
         """For caches of ``capacity``: compiled again if weights were moved, with rotary tables as long."""
         now = self._compiled
         if self.embeddings.data_ptr() != now.source:
-            now, self._input_projection = self._compile(), None
+            now, self._input_projection, self._pair_input = self._compile(), None, None
         length = min(capacity, self.lm.max_positions)
         if self.lm.rotary is not None and now.cos.shape[0] < length:
             cos, sin = self.lm.rotary(torch.arange(length)[None], now.dtype)  # rounded as in the eager decoder
@@ -93,6 +100,14 @@ class KernelModel:
         if self._input_projection is None or self._input_projection[0] != place:
             self._input_projection = (place, *compile_input_projection(self.lm, projection))
         return self._input_projection[1]
+
+    def compile_pairs(self, pairs: PairInput) -> KernelPairInput:
+        """How the kernel reads ``pairs``, compiled again if weights of theirs were moved."""
+        parts = (pairs.embedding_norm, pairs.feature_norm, pairs.product)
+        place = (pairs.handle, *(one.data_ptr() for part in parts if part is not None for one in part.parameters()))
+        if self._pair_input is None or self._pair_input[0] != place:
+            self._pair_input = (place, *compile_pair_input(self.lm, pairs))
+        return self._pair_input[1]
 
     def _compile(self) -> Compiled:
         program, embeddings = compile_program(self.lm, self.skipped), self.embeddings
@@ -181,6 +196,8 @@ def draft_fused(
     max_count: int,
     states: Tensor | None,
     input_projection: int | None,
+    pairs: int | None,
+    target_ids: Tensor | None,
     shared_model: int | None,
     shared: KVView | None,
     shared_layers: Sequence[int],
@@ -190,8 +207,8 @@ def draft_fused(
     """Draft a chain for every row (models/base.FusedDrafting); ids below ``vocab`` are drafted.
 
     ``early_stop`` (None: it never does) ends chains and takes their notes (core/early_stop); what is not drafted is
-    not ``valid`` any more. ``sequences`` [B, T] of ``length`` [B] are the batch's; ``input_projection`` and the models
-    are handles.
+    not ``valid`` any more. ``sequences`` [B, T] of ``length`` [B] are the batch's; ``target_ids`` (None: the same) are
+    those of the logits; ``input_projection``, ``pairs`` and the models are handles.
     """
     held, memory, rows = _MODELS[model], WORKSPACES[workspace], len(tokens)
     compiled = held.at(cache.keys.shape[2])
@@ -199,7 +216,7 @@ def draft_fused(
     call.chain = True
     draft = FusedDraft(
         depth=tokens.shape[1] - 1,
-        vocab=min(held.lm.vocab_size, vocab),
+        vocab=vocab if target_ids is not None else min(held.lm.vocab_size, vocab),
         greedy=greedy,
         max_count=max_count,
         count=count.data_ptr(),
@@ -215,6 +232,10 @@ def draft_fused(
         draft.states, draft.states_row_step, draft.states_step = states.data_ptr(), *states.stride()[:2]
     if input_projection is not None:
         draft.input_projection = held.compile_projection(INPUT_PROJECTIONS[input_projection])
+    if pairs is not None:
+        call.pair = ctypes.pointer(held.compile_pairs(PAIR_INPUTS[pairs]))
+    if target_ids is not None:
+        draft.target_ids = target_ids.data_ptr()
     if shared is not None and shared_model is not None and hidden is not None:
         first = _MODELS[shared_model].at(shared.keys.shape[2])
         first_call = _call(first, shared, shared_layers, rows=rows, nodes=1, logits_for=LogitsFor.NONE.value)

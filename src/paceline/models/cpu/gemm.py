@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from paceline.kernels.cpu.instruction_set import current_set, load_kernel
 from paceline.kernels.cpu.structs import Kind, Operation
+from paceline.models.cpu.operations import set_weight
 from paceline.models.cpu.packed_weights import matrix_layout, pack_linear, packed_set
-from paceline.models.cpu.program import set_weight
 from paceline.models.loading import dtype_name
 
 

@@ -1,55 +1,19 @@
 """Compiles a native decoder to the list of operations that the CPU kernel runs, on the decoder's own weights."""
 
 import ctypes
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from paceline.kernels.cpu.structs import Activation, Buffer, Kind, Model, NormVariant, Operation, WeightFormat
-from paceline.models.base import InputProjection
-from paceline.models.cpu.packed_weights import PackedEmbedding, PackedLayer, PackedLinear, panel_layout
-from paceline.models.native.blocks import (
-    Attention,
-    Block,
-    ParallelBlock,
-    Part,
-    PostNormBlock,
-    ScaledBlock,
-    parts_of,
-)
+from paceline.kernels.cpu.structs import Buffer, Model, Operation
+from paceline.kernels.cpu.structs import PairInput as KernelPairInput
+from paceline.models.base import InputProjection, PairInput
+from paceline.models.cpu.operations import DTYPES, OperationWriter, UnsupportedError
+from paceline.models.cpu.packed_weights import PackedEmbedding
+from paceline.models.native.blocks import Part, parts_of
 from paceline.models.native.decoder import DecoderLM
-from paceline.models.native.layers import (
-    GatedFFN,
-    LateRMSNorm,
-    OffsetRMSNorm,
-    PlainFFN,
-    RMSNorm,
-    gelu_tanh,
-)
-from paceline.models.native.qkv import NormRotateQK, PrepareQKV, RotateInterleavedQKV, RotateQK, ScaleQuery, SplitQKV
-from paceline.models.native.quantization import Int4Linear, Int8Linear
+from paceline.models.native.pair_block import PairBlock
 from paceline.models.sublayers import SkippedSublayers
-
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-NORMS: dict[type[nn.Module], NormVariant] = {
-    RMSNorm: NormVariant.RMS,
-    LateRMSNorm: NormVariant.RMS_LATE,
-    OffsetRMSNorm: NormVariant.RMS_OFFSET,
-    nn.LayerNorm: NormVariant.LAYER,
-}
-ACTIVATIONS: dict[Callable[[Tensor], Tensor], Activation] = {
-    F.silu: Activation.SILU,
-    F.gelu: Activation.GELU,
-    gelu_tanh: Activation.GELU_TANH,
-    F.relu: Activation.RELU,
-}
-
-
-class UnsupportedError(ValueError):
-    """A decoder with a part that the kernel does not support."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +31,7 @@ def compile_program(lm: DecoderLM, skipped: SkippedSublayers | None = None) -> P
     """
     if lm.dtype not in DTYPES or lm.device.type != "cpu":
         raise UnsupportedError(f"{lm.dtype} on {lm.device}")
-    writer = _Writer(lm)
+    writer = OperationWriter(lm)
     starts, operations = [0], []
     for layer, block in enumerate(lm.blocks):
         operations += writer.block(block, Part.BOTH if skipped is None else parts_of(skipped, layer))
@@ -95,6 +59,7 @@ def compile_program(lm: DecoderLM, skipped: SkippedSublayers | None = None) -> P
         width=(ctypes.c_int64 * len(Buffer))(*(writer.widths[buffer] for buffer in Buffer)),
         scale=head_dim**-0.5,
         panel_rows=lm.embed.layout.width if isinstance(lm.embed, PackedEmbedding) else 0,
+        input=Buffer.PAIR if isinstance(lm.blocks[0], PairBlock) else Buffer.STREAM,
         embedding_factor=lm.embedding_factor,
         divisor=lm.logits_divisor,
         embedding=writer.point(lm.embed.panels if isinstance(lm.embed, PackedEmbedding) else lm.embed.weight),
@@ -111,188 +76,30 @@ def compile_input_projection(
     lm: DecoderLM, projection: InputProjection
 ) -> tuple[ctypes.Array[Operation], tuple[Tensor, ...]]:
     """The norm and linear layer of ``projection``, and the tensors to keep alive. Raises UnsupportedError."""
-    writer, size = _Writer(lm), projection.product.in_features
+    writer, size = OperationWriter(lm), projection.product.in_features
     norm = writer.norm(projection.norm, Buffer.STREAM, Buffer.NORMED, size)
     product = writer.linear(projection.product, Buffer.NORMED, Buffer.STREAM)
     return (Operation * 2)(norm, product), tuple(writer.refs)
 
 
-def set_weight(product: Operation, layer: nn.Linear | nn.Embedding, point: Callable[..., int]) -> None:
-    """Set the weight format of ``layer`` and, by ``point``, the pointers to its weight and scales."""
-    packed = isinstance(layer, PackedLinear | PackedEmbedding)
-    matrix = layer.get_parameter("panels") if packed else layer.weight
-    product.count = matrix.stride(0)
-    if isinstance(layer, Int8Linear):
-        product.variant = WeightFormat.PACKED_INT8 if packed else WeightFormat.INT8
-        product.weight, product.scales = point(matrix, torch.int8), point(layer.scale, torch.float32)
-    elif isinstance(layer, Int4Linear):
-        product.variant = WeightFormat.PACKED_INT4 if packed else WeightFormat.INT4
-        scales = layer.get_parameter("scale_panels") if packed else layer.scale
-        product.weight, product.scales = point(matrix, torch.uint8), point(scales, torch.bfloat16)
-    else:
-        product.variant = WeightFormat.PACKED if packed else WeightFormat.FLOATS
-        product.weight = point(matrix)
-
-
-class _Writer:
-    """The operations of a decoder's parts, in the order they run."""
-
-    def __init__(self, lm: DecoderLM) -> None:
-        config = lm.config
-        self.dtype, self.refs = lm.dtype, list[Tensor]()
-        self.rotated = 0 if config.rotary is None else 2 * len(config.rotary.inverse_frequencies)
-        heads = config.num_heads * config.head_dim
-        self.widths = {
-            Buffer.STREAM: config.hidden_size,
-            Buffer.NORMED: config.hidden_size,
-            Buffer.HEADS: heads + 2 * config.num_kv_heads * config.head_dim,
-            Buffer.ATTENDED: heads,
-            Buffer.INNER: config.ffn_size * (2 if config.ffn.gated else 1),
-            Buffer.GATED: config.ffn_size,
-            Buffer.ATTENTION_OUT: config.hidden_size,
-        }
-
-    def point(self, tensor: Tensor, dtype: torch.dtype | None = None) -> int:
-        """A pointer to ``tensor``, of the model's precision or of ``dtype``; it is kept alive."""
-        if tensor.dtype != (dtype or self.dtype):
-            raise UnsupportedError(f"a weight of {tensor.dtype} in a model of {self.dtype}")
-        if not tensor.is_contiguous():
-            raise UnsupportedError("a matrix that is not row-major")
-        self.refs.append(tensor)
-        return tensor.data_ptr()
-
-    def block(self, block: nn.Module, parts: Part) -> Iterator[Operation]:
-        """The ``parts`` of one layer."""
-        kind = type(block)
-        if kind not in (Block, ScaledBlock, PostNormBlock, ParallelBlock) or not isinstance(block, Block):
-            raise UnsupportedError(f"a {kind.__name__}")
-        attention, ffn = Part.ATTENTION in parts, Part.FFN in parts
-        if kind is PostNormBlock:
-            if attention:
-                yield from self.attention(block.attention, Buffer.STREAM)
-                yield from self.normed_output(block.attention.output, Buffer.ATTENDED, block.attention_norm)
-            if ffn:
-                yield from self.ffn(block.ffn, Buffer.STREAM)
-                yield from self.normed_output(block.ffn.down, Buffer.GATED, block.ffn_norm)
-            return
-        if attention:
-            yield self.norm(block.attention_norm, Buffer.STREAM, Buffer.NORMED)
-            yield from self.attention(block.attention, Buffer.NORMED)
-        if kind is ParallelBlock and parts is Part.BOTH:
-            yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.ATTENTION_OUT)
-            yield self.norm(block.ffn_norm, Buffer.STREAM, Buffer.NORMED)
-            yield from self.ffn(block.ffn, Buffer.NORMED)
-            yield self.linear(block.ffn.down, Buffer.GATED, Buffer.NORMED)
-            yield self.add(Buffer.ATTENTION_OUT, Buffer.NORMED)
-            yield self.add(Buffer.NORMED, Buffer.STREAM)
-            return
-        factor = block.factor if isinstance(block, ScaledBlock) else 1.0
-        if attention:
-            yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.STREAM, Kind.LINEAR_ADD, factor)
-        if ffn:
-            yield self.norm(block.ffn_norm, Buffer.STREAM, Buffer.NORMED)
-            yield from self.ffn(block.ffn, Buffer.NORMED)
-            yield self.linear(block.ffn.down, Buffer.GATED, Buffer.STREAM, Kind.LINEAR_ADD, factor)
-
-    def normed_output(self, layer: nn.Linear, source: Buffer, norm: nn.Module) -> Iterator[Operation]:
-        """A sub-layer's last matrix, whose output is normed and added to the stream."""
-        yield self.linear(layer, source, Buffer.NORMED)
-        yield self.norm(norm, Buffer.NORMED, Buffer.NORMED)
-        yield self.add(Buffer.NORMED, Buffer.STREAM)
-
-    def attention(self, attention: Attention, source: Buffer) -> Iterator[Operation]:
-        """From the block's input to ATTENDED."""
-        yield self.linear(attention.qkv, source, Buffer.HEADS)
-        yield from self.heads(attention.heads, 1.0)
-        yield Operation(kind=Kind.ATTEND, source=Buffer.HEADS, target=Buffer.ATTENDED)
-
-    def heads(self, split: PrepareQKV, factor: float) -> Iterator[Operation]:
-        """Norms and rotary embedding; queries stay in HEADS, keys and values go to the cache."""
-        if isinstance(split, ScaleQuery):
-            yield from self.heads(split.inner, factor * split.factor)
-            return
-        if isinstance(split, NormRotateQK):
-            sizes = (split.sizes[0] * self.head_dim(split), split.sizes[1] * self.head_dim(split))
-            places = ((split.query_norm, split.query_size, 0, sizes[0]), (split.key_norm, split.key_size, *sizes))
-            for norm, size, offset, whole in places:
-                one = self.norm(norm, Buffer.HEADS, Buffer.HEADS, size)
-                one.count, one.offset = whole // size, offset
-                yield one
-        elif not isinstance(split, SplitQKV | RotateQK | RotateInterleavedQKV):
-            raise UnsupportedError(f"heads of {type(split).__name__}")
-        rotary_dim = 0 if isinstance(split, SplitQKV) else self.rotated
-        yield Operation(kind=Kind.ROTATE, source=Buffer.HEADS, target=Buffer.HEADS, inner=rotary_dim, factor=factor)
-
-    def head_dim(self, split: NormRotateQK) -> int:
-        """The head size."""
-        return self.widths[Buffer.HEADS] // sum(split.sizes)
-
-    def ffn(self, ffn: nn.Module, source: Buffer) -> Iterator[Operation]:
-        """From the block's input to GATED."""
-        if not isinstance(ffn, GatedFFN | PlainFFN) or ffn.activation not in ACTIVATIONS:
-            raise UnsupportedError("a feed-forward with an activation that the kernel does not have")
-        gated = isinstance(ffn, GatedFFN)
-        yield self.linear(ffn.gate_up if isinstance(ffn, GatedFFN) else ffn.up, source, Buffer.INNER)
-        yield Operation(
-            kind=Kind.GATE if gated else Kind.ACTIVATE,
-            variant=ACTIVATIONS[ffn.activation],
-            source=Buffer.INNER,
-            target=Buffer.GATED,
-            inner=self.widths[Buffer.GATED],
-        )
-
-    def norm(self, norm: nn.Module, source: Buffer, target: Buffer, size: int | None = None) -> Operation:
-        """A norm over whole rows, or over ``size`` elements."""
-        if type(norm) not in NORMS or not isinstance(norm, RMSNorm | nn.LayerNorm):
-            raise UnsupportedError(f"a {type(norm).__name__}")
-        bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
-        return Operation(
-            kind=Kind.NORM,
-            variant=NORMS[type(norm)],
-            source=source,
-            target=target,
-            inner=size or self.widths[source],
-            count=1,
-            eps=norm.eps,
-            weight=self.point(norm.weight),
-            bias=None if bias is None else self.point(bias),
-        )
-
-    def linear(
-        self, layer: nn.Linear, source: Buffer, target: Buffer, kind: Kind = Kind.LINEAR, factor: float = 1.0
-    ) -> Operation:
-        """A linear layer."""
-        self.check_layout(layer)
-        product = Operation(
-            kind=kind,
-            source=source,
-            target=target,
-            inner=layer.in_features,
-            outer=layer.out_features,
-            factor=factor,
-            bias=None if layer.bias is None else self.point(layer.bias),
-        )
-        set_weight(product, layer, self.point)
-        return product
-
-    def check_layout(self, layer: nn.Module) -> None:
-        """Raise UnsupportedError if ``layer`` was packed for a model of another precision."""
-        if isinstance(layer, PackedLayer) and layer.layout != panel_layout(self.dtype, layer.FORMAT, isa=layer.isa):
-            raise UnsupportedError(f"a packed matrix in a model of {self.dtype} that was packed for another precision")
-
-    def head(self, lm: DecoderLM, source: Buffer, target: Buffer) -> Operation:
-        """The LM head, with a matrix of its own or tied to the embedding."""
-        if lm.head is not None:
-            return self.linear(lm.head, source, target)
-        inner, outer = lm.embed.embedding_dim, lm.embed.num_embeddings
-        product = Operation(kind=Kind.LINEAR, source=source, target=target, inner=inner, outer=outer)
-        if isinstance(lm.embed, PackedEmbedding):
-            self.check_layout(lm.embed)
-            product.variant, product.weight = WeightFormat.PACKED, self.point(lm.embed.panels)
-        else:
-            product.weight = self.point(lm.embed.weight)
-        return product
-
-    def add(self, source: Buffer, target: Buffer) -> Operation:
-        """One buffer added to another."""
-        return Operation(kind=Kind.ADD, source=source, target=target, inner=self.widths[source], factor=1.0)
+def compile_pair_input(lm: DecoderLM, pairs: PairInput) -> tuple[KernelPairInput, tuple[object, ...]]:
+    """How the kernel reads ``pairs``, and what to keep alive. Raises UnsupportedError for a part that it lacks."""
+    writer, size = OperationWriter(lm), lm.config.hidden_size
+    embedding, feature = (0, size) if pairs.embedding_first else (size, 0)
+    operations = [
+        writer.norm(norm, Buffer.PAIR, Buffer.PAIR, size, offset=offset)
+        for norm, offset in ((pairs.embedding_norm, embedding), (pairs.feature_norm, feature))
+        if norm is not None
+    ]
+    if pairs.product is not None:
+        operations.append(writer.linear(pairs.product, Buffer.PAIR, Buffer.STREAM))
+    array = (Operation * len(operations))(*operations)
+    read = KernelPairInput(
+        operations=array,
+        num_operations=len(operations),
+        embedding=embedding,
+        feature=feature,
+        zero_first=pairs.zero_first,
+        normed_output=pairs.normed_output,
+    )
+    return read, (array, *writer.refs)

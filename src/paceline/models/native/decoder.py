@@ -144,7 +144,7 @@ class DecoderLM(DecoderOnly, nn.Module):
     def run_blocks(self, hidden: Tensor, attend: Attend) -> Tensor:
         """The residual stream [B, n, H] after all layers, from input embeddings [B, n, W] and with the given attention.
 
-        W is H, unless the first block reads another width (draft_heads/pair_block).
+        W is H, unless the first block reads another width (models/native/pair_block).
         """
         return self._run(hidden, attend, range(self.num_layers), ())[-1]
 

@@ -30,7 +30,8 @@ class Forward {
         const long chunk = std::min<long>(CHUNK, nodes_.size());
         for (int i = 0; i < NUM_BUFFERS; i++) {
             auto &buffer = buffers_[i];
-            const long size = (i == STREAM ? (long)nodes_.size() : chunk) * step(i);
+            if (i == PAIR && !call.pair && model.input != PAIR) continue;
+            const long size = (whole(i) ? (long)nodes_.size() : chunk) * step(i);
             if ((long)buffer.size() < size) buffer.resize(size);
         }
         select_logit_nodes();
@@ -74,9 +75,12 @@ class Forward {
     void run_worker(Worker &worker) {
         Attention<T> attention(model_, call_);
         worker.single([&] { clear(); });
-        worker.parallel_for(unready_.size(), ROW_CHUNK, [&](int begin, int end) {
-            for (int i = begin; i < end; i++) embed(i);
-        });
+        if (call_.pair)
+            read_pairs(attention, worker);
+        else
+            worker.parallel_for(unready_.size(), ROW_CHUNK, [&](int begin, int end) {
+                for (int i = begin; i < end; i++) embed(i);
+            });
         const int joined = call_.ready ? call_.resumed_layer : 0;
         for (int at = 0; at < joined; at++) run_layer(call_.layers[at], unready_, attention, worker);
         if (call_.ready) worker.single([&] { merge_resumed(); });
@@ -108,11 +112,12 @@ class Forward {
     // Moves the unready nodes to their index among all, last first, so that none is overwritten.
     void merge_resumed() {
         const T *given = (const T *)call_.resumed;
+        const int64_t input = call_.resumed_layer ? STREAM : model_.input, width = model_.width[input];
         for (long i = nodes_.size(), left = unready_.size(); i-- > 0;) {
             const Node at = nodes_[i];
             const T *from = ready(at) ? given + at.row * call_.resumed_row_step + at.node * call_.resumed_step
-                                      : buffer(STREAM, --left);
-            if (from != buffer(STREAM, i)) std::memcpy(buffer(STREAM, i), from, model_.hidden * sizeof(T));
+                                      : buffer(input, --left);
+            if (from != buffer(input, i)) std::memcpy(buffer(input, i), from, width * sizeof(T));
         }
     }
 
@@ -152,6 +157,27 @@ class Forward {
         for (int h = 0; h < model_.hidden; h++) x[h] = narrow<T>(widen(x[h]) + widen(added[h]));
     }
 
+    // The first layer's input, of each node's token and feature.
+    void read_pairs(Attention<T> &attention, Worker &worker) {
+        const PairInput &pair = *call_.pair;
+        worker.parallel_for(nodes_.size(), ROW_CHUNK, [&](int begin, int end) {
+            for (int i = begin; i < end; i++) {
+                const Node at = nodes_[i];
+                const T *given = (const T *)call_.resumed + at.row * call_.resumed_row_step + at.node * call_.resumed_step;
+                T *embedded = buffer(PAIR, i) + pair.embedding;
+                if (pair.zero_first && call_.length[at.row] + call_.depth[at.row * call_.depth_step + at.node] == 0)
+                    std::memset(embedded, 0, model_.hidden * sizeof(T));
+                else
+                    copy_embedding(call_.tokens[at.row * call_.tokens_step + at.node], embedded);
+                std::memcpy(buffer(PAIR, i) + pair.feature, given, model_.hidden * sizeof(T));
+            }
+        });
+        for (int first = 0; first < (int)nodes_.size(); first += CHUNK)
+            for (int64_t i = 0; i < pair.num_operations; i++)
+                run_operation(pair.operations[i], 0, &nodes_[first], first,
+                              std::min<int>(CHUNK, nodes_.size() - first), attention, worker);
+    }
+
     void tap(int64_t depth, Worker &worker) {
         for (int t = 0; t < call_.num_taps; t++) {
             if (call_.taps[t] != depth) continue;
@@ -164,7 +190,10 @@ class Forward {
     }
 
     // Row of a buffer for node i of the chunk that starts at first.
-    long row_of(int64_t which, int first, int i) { return which == STREAM ? first + i : i; }
+    long row_of(int64_t which, int first, int i) { return whole(which) ? first + i : i; }
+
+    // Whether a buffer has all nodes, not those of a chunk alone.
+    static bool whole(int64_t which) { return which == STREAM || which == PAIR; }
 
     void run_operation(const Operation &op, int layer, const Node *nodes, int first, int size, Attention<T> &attention,
                        Worker &worker) {
@@ -179,7 +208,7 @@ class Forward {
             case NORM:
                 return each([&](int, const T *x, T *y) {
                     for (int h = 0; h < op.count; h++)
-                        norm(op, x + op.offset + h * op.inner, y + op.offset + h * op.inner);
+                        norm(op, x + op.offset + h * op.inner, y + op.outer + h * op.inner);
                 });
             case ADD: return each([&](int, const T *x, T *y) { add(op, x, y); });
             case ROTATE:
@@ -219,8 +248,13 @@ class Forward {
     void run_lm_head(int first, Worker &worker) {
         const int size = std::min<int>(CHUNK, logit_nodes_.size() - first);
         worker.parallel_for(size, ROW_CHUNK, [&](int begin, int end) {
-            for (int i = begin; i < end; i++)
-                norm(model_.norm, (const T *)buffer(STREAM, logit_nodes_[first + i]), buffer(NORMED, i));
+            for (int i = begin; i < end; i++) {
+                const T *x = buffer(STREAM, logit_nodes_[first + i]);
+                norm(model_.norm, x, buffer(NORMED, i));
+                if (call_.outputs)
+                    std::memcpy((T *)call_.outputs + logit_rows_[first + i] * model_.hidden,
+                                call_.pair->normed_output ? buffer(NORMED, i) : x, model_.hidden * sizeof(T));
+            }
         });
         const OutputRows<T> logits{(T *)call_.logits, model_.vocab, &logit_rows_[first]};
         linear<T>(model_.head, buffer(NORMED, 0), step(NORMED), size, worker, logits, Acc<T>(model_.divisor));

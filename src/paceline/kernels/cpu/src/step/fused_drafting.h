@@ -2,8 +2,9 @@
 //
 // First the model reads each row's pending inputs up to its root. With shared layers, the first layers of the target
 // read the root and each draft token, and the draft head continues from their hidden states. In their cache the root is
-// the first scratch slot; in the draft head's cache it follows the pending inputs. kernels/cpu/structs.py mirrors the
-// struct.
+// the first scratch slot; in the draft head's cache it follows the pending inputs. A head over pairs reads its pending
+// features each with the token after it, the root last, then each draft token with what came out before it.
+// kernels/cpu/structs.py mirrors the struct.
 #pragma once
 
 #include "step/forward.h"
@@ -17,8 +18,8 @@ struct FusedDraft {
     int64_t depth;            // draft tokens of a row
     int64_t vocab;            // only ids below it are drafted
     int64_t greedy;           // argmax, whatever the rows' sampling options
-    int64_t max_count;        // most pending inputs of a row before the root
-    const int64_t *count;     // per row; negative: it reads nothing
+    int64_t max_count;        // most pending inputs of a row before the root; of pairs with it
+    const int64_t *count;     // per row; negative, or 0 of pairs: it reads nothing
     const int64_t *sequence;  // [rows, .] the tokens of each row
     int64_t sequence_step;
     void *states;  // hidden states instead of tokens; with shared layers the root's is written after them
@@ -33,6 +34,7 @@ struct FusedDraft {
     const void *added;  // added to it before the draft head reads it; may be null
     int64_t added_row_step, added_step;
     EarlyStop early_stop;
+    const int64_t *target_ids;  // of the model's logits, -1: none; null: the same ids
 };
 
 // Samples the next token of every row that goes on, from processed logits; false if none does.
@@ -109,22 +111,24 @@ template <class T>
 void read_pending(StepMemory<T> &memory, const Model &model, const FusedDraft &draft, Call call, int64_t *lengths) {
     auto &tokens = memory.tokens, &depth = memory.depth;
     auto &valid = memory.valid, &ready = memory.ready;
-    const int64_t rows = call.rows, nodes = draft.max_count + 1, width = draft.depth + 1;
+    const bool pairs = call.pair;
+    const int64_t rows = call.rows, nodes = draft.max_count + !pairs, width = draft.depth + 1;
+    const int64_t known = pairs ? model.tokens : model.vocab;  // the sequence's vocabulary may be padded
     tokens.assign(rows * nodes, 0), valid.assign(rows * nodes, 0), ready.assign(rows * nodes, 0), depth.resize(nodes);
     for (int64_t node = 0; node < nodes; node++) depth[node] = node;
     const T *root = draft.shared_layers ? read_shared_layers<T>(memory, draft, 0) : nullptr;
     const States<T> states = draft.states ? project_inputs<T>(memory, draft, call) : States<T>{};
     for (int64_t row = 0; row < rows; row++) {
-        const int64_t last = draft.valid[row * width] ? std::clamp<int64_t>(draft.count[row], -1, draft.max_count) : -1;
+        const int64_t last = draft.valid[row * width] ? std::clamp<int64_t>(draft.count[row] - pairs, -1, nodes - 1) : -1;
         lengths[row] = call.length[row] + last + 1;
         for (int64_t node = 0, at = row * nodes; node <= last; node++, at++) {
-            const bool state = draft.states && (node < last || root);
+            const bool state = draft.states && !pairs && (node < last || root);
             valid[at] = 1, ready[at] = state;
             if (state) continue;
             const int64_t token = node == last
                                       ? draft.tokens[row * width]
                                       : draft.sequence[row * draft.sequence_step + draft.length[row] - 1 - last + node];
-            tokens[at] = std::min(token, model.vocab - 1);  // the sequence's vocabulary may be padded
+            tokens[at] = std::min(token, known - 1);
         }
         if (root && last >= 0)
             std::memcpy(states.first + row * states.row_step + last * states.step, root + row * model.hidden,
@@ -133,10 +137,22 @@ void read_pending(StepMemory<T> &memory, const Model &model, const FusedDraft &d
     call.nodes = nodes, call.start = 0, call.logits_for = LOGITS_LAST, call.depth = depth.data(), call.depth_step = 0;
     call.tokens = tokens.data(), call.valid = valid.data(), call.tokens_step = call.valid_step = nodes;
     if (draft.states) {
-        call.ready = ready.data(), call.ready_step = nodes;
+        if (!pairs) call.ready = ready.data(), call.ready_step = nodes;
         call.resumed = states.first, call.resumed_row_step = states.row_step, call.resumed_step = states.step;
     }
     Forward<T>(memory, model, call).run();
+}
+
+// The logits of the drafted ids: of each row's own, or at the target's ids and -inf elsewhere.
+template <class T>
+void map_logits(StepMemory<T> &memory, const Model &model, const FusedDraft &draft, LogitsBatch &choices) {
+    if (!draft.target_ids) return;
+    choices.logits = memory.mapped.data(), choices.row_step = draft.vocab;
+    for (int64_t row = 0; row < choices.rows; row++)
+        for (int64_t i = 0; i < model.vocab; i++) {
+            const int64_t id = draft.target_ids[i];
+            if (id >= 0 && id < draft.vocab) memory.mapped[row * draft.vocab + id] = memory.logits[row * model.vocab + i];
+        }
 }
 
 // call is for one node per row; its tree is set here, depth by depth. processors may be null.
@@ -149,6 +165,8 @@ void draft_fused(StepMemory<T> &memory, const Model &model, Call call, const Sam
     for (auto *to_uniforms : {&chosen, &position, &lengths}) to_uniforms->resize(call.rows);
     const int64_t width = draft.depth + 1;
     call.logits = memory.logits.data();
+    if (call.pair) memory.outputs.resize(call.rows * model.hidden), call.outputs = memory.outputs.data();
+    if (draft.target_ids) memory.mapped.assign(call.rows * draft.vocab, narrow<T>(NEG_INF<Acc<T>>));
     read_pending<T>(memory, model, draft, call, lengths.data());
     call.length = lengths.data();
     LogitsBatch choices = {call.rows, 1, draft.vocab, call.threads, memory.logits.data(), model.vocab, 0};
@@ -158,6 +176,7 @@ void draft_fused(StepMemory<T> &memory, const Model &model, Call call, const Sam
     for (int64_t depth = 1; depth < width; depth++) {
         for (int64_t row = 0; row < call.rows; row++) position[row] = draft.length[row] + depth - 1;
         choices.wanted = draft.valid + depth;
+        map_logits<T>(memory, model, draft, choices);
         if (processors) {
             processed.resize(call.rows * draft.vocab);
             LogitsBatch raw = choices;
@@ -178,6 +197,9 @@ void draft_fused(StepMemory<T> &memory, const Model &model, Call call, const Sam
         if (draft.shared_layers) {
             next.resumed = read_shared_layers<T>(memory, draft, depth), next.resumed_row_step = model.hidden;
             next.ready = next.valid, next.ready_step = next.valid_step;
+        }
+        if (call.pair) {
+            next.resumed = call.outputs, next.resumed_row_step = model.hidden;  // read before they are written
         }
         Forward<T>(memory, model, next).run();
     }

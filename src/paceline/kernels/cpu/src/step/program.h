@@ -7,17 +7,17 @@
 namespace paceline {
 
 enum Kind : int64_t { NORM, LINEAR, LINEAR_ADD, GATE, ACTIVATE, ADD, ROTATE, ATTEND };
-enum NormVariant : int64_t { RMS, RMS_LATE, RMS_OFFSET, LAYER };
+enum NormVariant : int64_t { RMS, RMS_LATE, RMS_OFFSET, LAYER, COPY };
 enum WeightFormat : int64_t { FLOATS, INT8, INT4, PACKED, PACKED_INT8, PACKED_INT4 };
 enum Activation : int64_t { SILU, GELU, GELU_TANH, RELU };
-enum Buffer : int64_t { STREAM, NORMED, HEADS, ATTENDED, INNER, GATED, ATTENTION_OUT, NUM_BUFFERS };
+enum Buffer : int64_t { STREAM, NORMED, HEADS, ATTENDED, INNER, GATED, ATTENTION_OUT, PAIR, NUM_BUFFERS };
 enum LogitsFor : int64_t { LOGITS_NONE, LOGITS_LAST, LOGITS_ALL };
 
 // One operation on every row of a buffer. variant is a NormVariant, an Activation or a WeightFormat.
 struct Operation {
     int64_t kind, variant;
     int64_t source, target;  // buffers
-    int64_t inner, outer;    // inputs and outputs per row, or per head
+    int64_t inner, outer;    // inputs and outputs per row, or per head; outer of a norm: offset of the first output
     int64_t count, offset;   // heads of a norm, and the offset of the first in a row
     double eps, factor;
     const void *weight, *bias, *scales;  // of quantized weights: count bytes from row to row
@@ -29,6 +29,7 @@ struct Model {
         value_step;          // offset of the first head in a row of HEADS, and stride
     int64_t float32_rotary;  // rotates in float32, without rounding in between
     int64_t panel_rows;      // of the embeddings; 0 if they are not packed
+    int64_t input;           // buffer that the first layer reads: STREAM or PAIR
     int64_t width[NUM_BUFFERS];
     double scale;             // of the attention scores
     double embedding_factor;  // 1: none
@@ -37,6 +38,15 @@ struct Model {
     const Operation *operations;
     const int64_t *layers;  // index of each layer's first operation, and the end
     Operation norm, head;
+};
+
+// How a head over pairs reads a token and a feature of the model's width: the token's embedding and the feature lie at
+// these offsets of PAIR, and the operations make the first layer's input of them.
+struct PairInput {
+    const Operation *operations;
+    int64_t num_operations, embedding, feature;
+    int64_t zero_first;     // the embedding of position 0 is zero
+    int64_t normed_output;  // what comes out is paired after the model's norm, not before
 };
 
 struct Call {
@@ -59,6 +69,8 @@ struct Call {
     int64_t ready_step;
     const void *resumed;
     int64_t resumed_row_step, resumed_step, resumed_layer;
+    const PairInput *pair;  // every node has a token, and its feature in resumed; null: no pairs
+    void *outputs;          // [rows, hidden] of nodes with logits: the features of the tokens after them; may be null
 };
 
 }  // namespace paceline

@@ -18,7 +18,7 @@ template <class T>
 struct StepMemory {
     std::vector<T> activations[NUM_BUFFERS];
     // Of fused drafting: pending inputs, and the logits and tokens of one depth.
-    std::vector<T> logits, shared, normed, projected;
+    std::vector<T> logits, shared, normed, projected, outputs, mapped;
     std::vector<Acc<T>> processed;
     std::vector<int64_t> tokens, depth, chosen, position, lengths;
     std::vector<uint8_t> valid, ready;
