@@ -19,6 +19,8 @@ LAYOUTS = {
     "draft vocabulary": dict(draft_vocab_size=40, markov_rank=3),
     "confidence": dict(confidence=True),
     "markov": dict(anchor_first=True, block_size=3, markov_rank=5, confidence=True),
+    "gated": dict(markov_rank=5, markov_head="gated", confidence=True),
+    "rnn": dict(anchor_first=True, block_size=3, markov_rank=5, markov_head="rnn"),
     "plain attention": dict(qk_norm=False, attention_bias=True, num_kv_heads=4, taps=(0,)),
 }
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
@@ -79,12 +81,15 @@ def test_anchors_are_a_subset_sampled_by_the_generator_and_unrolled_in_chunks(ch
 
 
 @pytest.mark.parametrize("chunk", [1, 64])
-@pytest.mark.parametrize("layout", ["grouped", "gpt2", "gemma", "granite", "tied", "olmo2"])
-def test_every_own_tensor_gets_a_gradient_and_none_is_the_targets(layout, chunk, monkeypatch):
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [("grouped", "gated"), ("gpt2", "rnn"), *((one, "vanilla") for one in ("gemma", "granite", "tied", "olmo2"))],
+)
+def test_every_own_tensor_gets_a_gradient_and_none_is_the_targets(layout, kind, chunk, monkeypatch):
     """For targets of every architecture, with detached hidden states; in chunks as at once."""
     monkeypatch.setattr("paceline.draft_heads.block.CHUNK", chunk)
     _, target = pair(layout, torch.float64)
-    head = make("block", target, markov_rank=3, confidence=True, **SIZES)
+    head = make("block", target, markov_rank=3, markov_head=kind, confidence=True, **SIZES)
     own = head.own_state()
     shared = {parameter.data_ptr() for parameter in target.parameters()}
     assert own and not shared & {tensor.data_ptr() for tensor in own.values()}
@@ -119,11 +124,14 @@ def test_a_block_sees_its_anchor_and_the_states_before_it_alone(layout):
         assert moved.tolist() == [index == 5] * 3, index
 
 
-@pytest.mark.parametrize("with_markov", [False, True])
-def test_a_markov_head_reads_the_token_before_and_confidence_never_the_token_itself(with_markov):
-    """Depth d predicts token 6 + d."""
+@pytest.mark.parametrize(
+    ("kind", "with_markov"), [("vanilla", False), ("vanilla", True), ("gated", True), ("rnn", True)]
+)
+def test_a_markov_head_reads_the_token_before_and_confidence_never_the_token_itself(kind, with_markov):
+    """Depth d predicts token 6 + d. One with a recurrent state reads all tokens of the block before it."""
     _, target = tiny.target()
-    head = make("block", target, **{**SIZES, **LAYOUTS["markov"], "confidence_with_markov": with_markov})
+    more = {"confidence_with_markov": with_markov, "markov_head": kind}
+    head = make("block", target, **{**SIZES, **LAYOUTS["markov"], **more})
     tokens = texts(1, 9)
     hidden = states(target, tokens, head)
     before = head.unroll(tokens, hidden)
@@ -132,20 +140,22 @@ def test_a_markov_head_reads_the_token_before_and_confidence_never_the_token_its
         other[0, index] = (tokens[0, index] + 1) % 60
         found = head.unroll(other, hidden)
         moved = (found.logits - before.logits)[0, 5].abs().amax(-1) > 1e-9
-        assert moved.tolist() == [index in (5, 5 + depth) for depth in range(3)], index
+        read = [range(5, 6 + depth) if kind == "rnn" else (5, 5 + depth) for depth in range(3)]
+        assert moved.tolist() == [index in one for one in read], index
         moved = (found.confidence - before.confidence)[0, 5].abs() > 1e-9
         assert moved.tolist() == [index == 5 or (with_markov and index == 5 + depth) for depth in range(3)], index
 
 
 def test_what_a_markov_head_cannot_be_is_refused():
     _, target = tiny.target()
-    for kind in ("gated", "rnn"):
-        with pytest.raises(ValueError, match=f"markov_head='{kind}' is not supported: 'vanilla' alone is"):
-            make("block", target, markov_head=kind, markov_rank=2)
+    with pytest.raises(ValueError, match="markov_head\n  Input should be 'vanilla', 'gated' or 'rnn'"):
+        make("block", target, markov_head="lstm", markov_rank=2)
     with pytest.raises(ValueError, match=r"confidence_with_markov and no matrix .* give markov_rank too"):
         make("block", target, confidence=True, confidence_with_markov=True)
-    head = BlockHead.make(BlockConfig(markov_rank=2), target, generator=torch.Generator())
-    assert not head.markov(torch.arange(3)).any()  # a new one adds nothing
+    for kind in ("vanilla", "gated", "rnn"):
+        head = BlockHead.make(BlockConfig(markov_rank=2, markov_head=kind), target, generator=torch.Generator())
+        hidden = torch.ones(3, 2, head.hidden_size, dtype=target.dtype)
+        assert not head.markov.unroll(torch.arange(6).view(3, 2), hidden).any()  # a new one adds nothing
 
 
 def test_the_order_of_taps_is_that_in_which_they_are_concatenated():

@@ -80,6 +80,8 @@ LAYOUTS = {
     "mask token": dict(mask_token_id=60, num_layers=2, taps=(3, 1)),
     "draft vocabulary": dict(draft_vocab_size=40, markov_rank=3),
     "markov": dict(markov_rank=5, anchor_first=True, confidence=True),
+    "gated": dict(markov_rank=5, markov_head="gated"),
+    "rnn": dict(markov_rank=5, markov_head="rnn", anchor_first=True),
     "plain attention": dict(qk_norm=False, attention_bias=True, num_kv_heads=4, taps=(0,)),
 }
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)

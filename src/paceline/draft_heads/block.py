@@ -1,6 +1,6 @@
 """A head that drafts a block of tokens in one forward (DFlash, 2602.06036): masked slots that all see each other.
 
-With a Markov head (DSpark, 2607.05147) the token before each adds logits of its own, and a confidence head says how
+With a Markov head (DSpark, 2607.05147) the tokens before each add logits of their own, and a confidence head says how
 likely each is to be accepted.
 
 Every layer also attends to the sequence before the block, whose keys and values are made from the target's hidden
@@ -28,25 +28,12 @@ from paceline.draft_heads.layers import (
     random_weights,
     sample_anchors,
 )
+from paceline.draft_heads.markov import MarkovHead
 from paceline.models.native.attention import CausalAttention
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import RMSNorm
 
 CHUNK = 64  # anchors that are unrolled at once
-
-
-@final
-class MarkovHead(nn.Module):
-    """A matrix of logits by the token before, of a low rank: ``after`` [K, r] times ``before`` [V, r]."""
-
-    def __init__(self, target_vocab: int, vocab: int, rank: int) -> None:
-        super().__init__()
-        self.before = nn.Embedding.from_pretrained(torch.empty(target_vocab, rank), freeze=False)
-        self.after = nn.Linear(rank, vocab, bias=False)
-
-    def forward(self, before: Tensor) -> Tensor:
-        """Logits [..., K] after the tokens ``before`` [...]."""
-        return self.after(self.before(before))
 
 
 @final
@@ -71,7 +58,7 @@ class BlockHead(DraftHead):
         own_mask = config.mask_token_id is None
         self.mask = nn.Embedding.from_pretrained(torch.empty(1, size), freeze=False) if own_mask else None
         rank, vocab = config.markov_rank, decoder.vocab_size
-        self.markov = MarkovHead(target.vocab_size, vocab, rank) if rank else None
+        self.markov = MarkovHead(target.vocab_size, vocab, rank, size, config.markov_head) if rank else None
         width = size + (rank if config.confidence_with_markov else 0)
         self.confidence = nn.Linear(width, 1) if config.confidence else None
         self.decoder = decoder
@@ -146,10 +133,6 @@ class BlockHead(DraftHead):
         table = self.decoder.rotary(positions, states.dtype)
         return projection(self.norm(self.fc(states)), table)
 
-    def add_markov(self, logits: Tensor, before: Tensor) -> Tensor:
-        """``logits`` [..., K] and what the tokens ``before`` [...] add to them."""
-        return logits if self.markov is None else logits + self.markov(before)
-
     def predict_confidence(self, states: Tensor, before: Tensor) -> Tensor:
         """Log odds [...] of acceptance of tokens after ``before`` [...] by ``states`` [..., H] after the last layer.
 
@@ -190,8 +173,10 @@ class BlockHead(DraftHead):
                 found.append(again)
         streams, before = torch.cat(found, dim=1), tokens.gather(1, position.flatten(1)).view_as(position)
         logits = self.decoder.compute_logits(streams.flatten(1, 2)).view(*position.shape, -1)
+        if self.markov is not None:
+            logits = logits + self.markov.unroll(before, self.decoder.norm(streams))
         return Unrolled(
-            logits=self.add_markov(logits, before),
+            logits=logits,
             confidence=None if self.confidence is None else self.predict_confidence(streams, before),
             position=position,
             weight=weight * share[..., None] * decay.exp(),

@@ -7,6 +7,7 @@ from typing import Any, Self
 from pydantic import Field
 
 from paceline.draft_heads.base import DraftHeadConfig
+from paceline.draft_heads.markov import MarkovKind
 from paceline.models.families.base import rotary
 from paceline.models.native.config import AttentionConfig, DecoderConfig, FFNConfig, NormSpan
 from paceline.models.native.layers import RMSNorm, RotaryConfig
@@ -33,8 +34,8 @@ class BlockConfig(DraftHeadConfig):
     ffn_size: int | None = Field(default=None, ge=1)
     qk_norm: bool = True  # norms of queries and keys, by head
     attention_bias: bool = False  # of all four projections
-    markov_rank: int = Field(default=0, ge=0)  # of the matrix of logits that the token before adds; 0: none
-    markov_head: str = "vanilla"  # how it is made; no other is known
+    markov_rank: int = Field(default=0, ge=0)  # of the matrix of logits that the tokens before add; 0: none
+    markov_head: MarkovKind = "vanilla"  # what it reads (draft_heads/markov)
     confidence: bool = False  # whether it predicts the acceptance of each token
     confidence_with_markov: bool | None = None  # whether this reads the token before; None: where there is a matrix
     norm_eps: float = Field(default=1e-6, gt=0)
@@ -74,8 +75,6 @@ class BlockConfig(DraftHeadConfig):
             raise ValueError(f"taps={list(taps)}: give different ones from 0 to {target.num_layers}, at least one")
         if self.mask_token_id is not None and self.mask_token_id >= target.vocab_size:
             raise ValueError(f"mask_token_id={self.mask_token_id}: the target has {target.vocab_size} tokens; give one")
-        if self.markov_head != "vanilla":
-            raise ValueError(f"markov_head={self.markov_head!r} is not supported: 'vanilla' alone is")
         if self.confidence_with_markov and not self.markov_rank:
             raise ValueError("confidence_with_markov and no matrix that it could read: give markov_rank too")
         with_markov = bool(self.markov_rank) if self.confidence_with_markov is None else self.confidence_with_markov

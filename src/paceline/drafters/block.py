@@ -129,7 +129,10 @@ class BlockDrafter(GrowingDrafter):
         self.ordinary_lag = min(most, 1 + self.depth)
         self.lag = self.next_lag = self.ordinary_lag  # the host's bound on the states that a row has yet to read
         self.num_read, self.overflows = self.ordinary_lag, False
-        self.logits: Tensor | None = None  # [B, D, V] while a draft grows
+        # While a draft grows: the logits [B, D, V]; for the Markov head the states [B, D, H] that the LM head reads,
+        # and its own of the nodes that were scored, the root first.
+        self.logits: Tensor | None = None
+        self.normed, self.states = self.hidden, list[Tensor]()
 
     def prefill(self, batch: Batch, admission: Admission, hidden: dict[int, Tensor]) -> None:
         """Read the states of prompts up to their roots; a prefix is copied from its source, or read from its queue."""
@@ -173,15 +176,28 @@ class BlockDrafter(GrowingDrafter):
         output = self.lm(tree, self.cache, taps=(last,), logits_for=LogitsFor.NONE, resume=resume)
         self.streams = output.hidden[last][:, first : first + self.draft_depth].contiguous()
         self.logits, self.scored = self._logits(self.streams), (batch.root, 0)
-        return self.head.add_markov(self.logits[:, :1], batch.root[:, None])
+        markov = self.head.markov
+        if markov is None:
+            return self.logits[:, :1]
+        self.normed = self.head.decoder.norm(self.streams)
+        hidden = self.normed[:, :1]
+        added, state = markov(batch.root[:, None], hidden, markov.begin(hidden))
+        self.states = [state]
+        return self.logits[:, :1] + added
 
     def score_nodes(self, forest: Tree, start: int) -> Tensor:
         """The logits of the depth below each node."""
         assert self.logits is not None
         below = forest.depth[:, start:, None] + 1  # of the nodes' children, less 1
-        tokens = forest.tokens[:, start:]
+        tokens, markov = forest.tokens[:, start:], self.head.markov
         self.scored = tokens[:, -1], forest.max_depth + 1
-        return self.head.add_markov(self.logits.gather(1, below.expand(-1, -1, self.logits.shape[-1])), tokens)
+        logits = _gather(self.logits, below)
+        if markov is None:
+            return logits
+        state = _gather(torch.cat(self.states, dim=1), forest.parents[:, start:, None] + 1)  # the root's is the first
+        added, state = markov(tokens, _gather(self.normed, below), state)
+        self.states.append(state)
+        return logits + added
 
     def _confidence(self) -> Tensor:
         """See tree/base.ConfidenceScorer; of chains alone."""
@@ -224,3 +240,8 @@ class BlockDrafter(GrowingDrafter):
         for layer in range(self.head.options.num_layers):
             view.write(layer, rows, at, keys[:, :, layer], values[:, :, layer])
         view.commit(count)
+
+
+def _gather(values: Tensor, index: Tensor) -> Tensor:
+    """``values`` [B, n, W] at ``index`` [B, m, 1]: [B, m, W]."""
+    return values.gather(1, index.expand(-1, -1, values.shape[-1]))

@@ -89,6 +89,19 @@ FILES = {
         None,
         {"architectures": ["DSparkDraftModel"], **inner(projector_type="dspark", attention_mode="gqa", **HEADS)},
     ),
+    "DeepSpec, gated": ("dspark", True, None, {**NATIVE, **HEADS, "markov_head_type": "gated"}),
+    "speculators dspark, recurrent": (
+        "speculators_dspark",
+        False,
+        DV,
+        {
+            "architectures": ["DSparkDraftModel"],
+            **envelope("dspark"),
+            **HEADS,
+            "markov_head_type": "rnn",
+            "sample_from_anchor": False,
+        },
+    ),
     "speculators dflash": (
         "speculators_dflash",
         False,
@@ -133,6 +146,10 @@ def tensors_of(case, target):
             "markov_head.markov_w2.weight": draw(vocab or V, RANK),
         }
         tensors |= {"confidence_head.proj.weight": draw(1, size), "confidence_head.proj.bias": draw(1)}
+        kinds = {"gated": ("gate_proj", RANK, H + RANK), "rnn": ("joint_proj", 3 * RANK, H + 2 * RANK)}
+        if fields["markov_head_type"] in kinds:
+            part, outer, width = kinds[fields["markov_head_type"]]
+            tensors |= {f"markov_head.{part}.weight": draw(outer, width), f"markov_head.{part}.bias": draw(outer)}
     if vocab:
         ids = torch.randperm(V, generator=generator)[:vocab].sort().values
         known = torch.zeros(V, dtype=torch.bool)
@@ -198,11 +215,28 @@ def reference(case, tensors, target, tokens):
     confidence = None
     if "markov_head.markov_w1.weight" in tensors:
         before = tensors["markov_head.markov_w1.weight"][tokens[ANCHOR : ANCHOR + depth]]
-        logits = logits + before @ tensors["markov_head.markov_w2.weight"].T
+        logits = logits + made_of(before, x, tensors) @ tensors["markov_head.markov_w2.weight"].T
         weight, bias = (tensors[f"confidence_head.proj.{one}"] for one in ("weight", "bias"))
         read = torch.cat((x, before), -1) if weight.shape[1] > H else x
         confidence = (read @ weight.T + bias)[:, 0]
     return logits, confidence
+
+
+def made_of(before, x, tensors):
+    """What the Markov head multiplies, of the embeddings [K, r] of the tokens before and the states x [K, H]."""
+    product = lambda name, *parts: (  # noqa: E731
+        torch.cat(parts, -1) @ tensors[f"markov_head.{name}.weight"].T + tensors[f"markov_head.{name}.bias"]
+    )
+    if "markov_head.gate_proj.weight" in tensors:
+        return product("gate_proj", x, before).sigmoid() * before
+    if "markov_head.joint_proj.weight" not in tensors:
+        return before
+    state, found = torch.zeros(RANK, dtype=x.dtype), []
+    for slot in range(len(x)):
+        gate, candidate, out = product("joint_proj", state, before[slot], x[slot]).split(RANK)
+        state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
+        found.append(out.tanh())
+    return torch.stack(found)
 
 
 def said(head, target, tokens):
@@ -308,7 +342,12 @@ REFUSED = {
     "vocabulary": ("z-lab", dict(vocab_size=99), "a vocabulary of 99, and this one has 61"),
     "sizes": ("DeepSpec", dict(num_attention_heads=8), "says num_attention_heads=8, and its tensors 4"),
     "activation": ("DeepSpec", dict(hidden_act="gelu"), "hidden_act='gelu' is not supported"),
-    "gated": ("DeepSpec", dict(markov_head_type="gated"), "markov_head_type='gated' is not supported"),
+    "another": (
+        "DeepSpec",
+        dict(markov_head_type="lstm"),
+        "markov_head_type='lstm' is not supported; known: van",
+    ),
+    "gated": ("DeepSpec", dict(markov_head_type="gated"), "lack.* markov_head.gate_proj.weight"),
     "no such head": ("DeepSpec", dict(markov_rank=0), "config.json and the tensors disagree on a Markov head"),
     "rope": ("DeepSpec", dict(rope_scaling={"type": "dynamic", "factor": 2.0}), "rope scaling 'dynamic' is not supp"),
     "speculators' taps": ("speculators dflash", dict(aux_hidden_state_layer_ids=None), "lacks aux_hidden_state_layer"),

@@ -24,6 +24,8 @@ HEADS = {
     "dflash, draft vocabulary": ("dflash", "DFlash", 2, dict(**BLOCK, draft_vocab_size=24)),
     "dspark": ("dspark", "DSpark", 2, dict(**SPARK, draft_vocab_size=tiny.VOCAB)),
     "dspark, draft vocabulary": ("dspark", "DSpark", 2, dict(**SPARK, draft_vocab_size=24)),
+    "dspark, gated": ("dspark", "DSpark", 2, dict(**SPARK, markov_head_type="gated", draft_vocab_size=24)),
+    "dspark, recurrent": ("dspark", "DSpark", 2, dict(**SPARK, markov_head_type="rnn", draft_vocab_size=24)),
     "eagle3": ("eagle3", "Eagle3", 1, dict(**EAGLE, draft_vocab_size=tiny.VOCAB, norm_before_fc=True)),
     "eagle3, draft vocabulary": ("eagle3", "Eagle3", 1, dict(**EAGLE, draft_vocab_size=24, norm_output=True)),
     "peagle": ("peagle", "PEagle", 2, dict(**EAGLE, draft_vocab_size=24, mask_token_id=5)),

@@ -26,6 +26,7 @@ from paceline.draft_heads.formats.base import (
 )
 from paceline.draft_heads.formats.block_tensors import Sizes, read_state
 from paceline.draft_heads.formats.speculators import LayerFields
+from paceline.draft_heads.markov import MarkovKind
 from paceline.models.native.decoder import DecoderLM
 
 EMBED, HEAD, D2T, T2D = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
@@ -41,7 +42,7 @@ class BlockFields:
     anchor_first: tuple[bool, str]
     mask_token_id: tuple[int | None, str]  # None: the files hold an embedding
     embedding_scale: tuple[float, str] = (1.0, "the format")
-    markov_head: tuple[str, str] | None = None  # None: there is no Markov head
+    markov_head: tuple[MarkovKind, str] | None = None  # None: there is no Markov head
     confidence_with_markov: tuple[bool, str] | None = None  # None: there is no confidence head
     target_name: str | None = None
     num_draft_tokens: int | None = None
@@ -76,6 +77,7 @@ class BlockFormat(Format):
         wanted, optional = sizes.tensors(
             target.vocab_size,
             vocab or target.vocab_size,
+            markov=None if fields.markov_head is None else fields.markov_head[0],
             confidence=fields.confidence_with_markov is not None,
             with_markov=fields.confidence_with_markov is not None and fields.confidence_with_markov[0],
         )

@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.draft_heads.block import BlockHead
 from paceline.draft_heads.formats.base import FormatError, HeadFiles
 from paceline.draft_heads.formats.head_files import FETCH_AGAIN
+from paceline.draft_heads.markov import MarkovKind
 
 FIRST = "layers.0."
 ATTENTION, FFN = "self_attn", "mlp"
@@ -28,6 +29,10 @@ WHOLE = (("fc.weight", "fc.weight"), ("norm.weight", "hidden_norm.weight"), ("de
 MARKOV = (
     ("markov.before.weight", "markov_head.markov_w1.weight"),
     ("markov.after.weight", "markov_head.markov_w2.weight"),
+    ("markov.gate.weight", "markov_head.gate_proj.weight"),
+    ("markov.gate.bias", "markov_head.gate_proj.bias"),
+    ("markov.joint.weight", "markov_head.joint_proj.weight"),
+    ("markov.joint.bias", "markov_head.joint_proj.bias"),
 )
 CONFIDENCE = (("confidence.weight", "confidence_head.proj.weight"), ("confidence.bias", "confidence_head.proj.bias"))
 
@@ -82,7 +87,7 @@ class Sizes:
         }
 
     def tensors(
-        self, target_vocab: int, vocab: int, *, confidence: bool, with_markov: bool
+        self, target_vocab: int, vocab: int, *, markov: MarkovKind | None, confidence: bool, with_markov: bool
     ) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
         """The shapes of all tensors that there must be, and of those that there may be."""
         size, width, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -104,8 +109,13 @@ class Sizes:
             wanted |= {f"{attention}.{one}.weight": (self.head_dim,) for one in ("q_norm", "k_norm")}
             wanted |= {f"{ffn}.{one}.weight": (self.ffn_size, size) for one in ("gate_proj", "up_proj")}
             wanted[f"{ffn}.down_proj.weight"] = (size, self.ffn_size)
-        if self.markov_rank:
-            wanted |= {MARKOV[0][1]: (target_vocab, self.markov_rank), MARKOV[1][1]: (vocab, self.markov_rank)}
+        rank = self.markov_rank
+        if rank:
+            wanted |= {MARKOV[0][1]: (target_vocab, rank), MARKOV[1][1]: (vocab, rank)}
+            if markov == "gated":
+                wanted |= {MARKOV[2][1]: (rank, size + rank), MARKOV[3][1]: (rank,)}
+            if markov == "rnn":
+                wanted |= {MARKOV[4][1]: (3 * rank, size + 2 * rank), MARKOV[5][1]: (3 * rank,)}
         if confidence:
             wanted |= {CONFIDENCE[0][1]: (1, size + (self.markov_rank if with_markov else 0)), CONFIDENCE[1][1]: (1,)}
         return wanted, {}

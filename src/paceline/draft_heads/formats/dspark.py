@@ -4,7 +4,7 @@ Heads of DeepSpec are told by their architecture, as those without a Markov head
 their first slot all the same.
 """
 
-from typing import ClassVar, final
+from typing import ClassVar, final, get_args
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from paceline.draft_heads.formats.block_layers import (
 )
 from paceline.draft_heads.formats.block_tensors import write_state
 from paceline.draft_heads.formats.dflash import INNER, check_variant, mask_of, taps_of
+from paceline.draft_heads.markov import MarkovKind
 from paceline.models.native.decoder import DecoderLM
 
 NUM_ANCHORS = 512  # of DeepSpec's recipes; read in training alone
@@ -133,17 +134,17 @@ def head_fields(head: BlockHead) -> dict[str, object]:
     }
 
 
-def markov_of(files: HeadFiles, prefix: str) -> tuple[str, str] | None:
-    """The kind of the Markov head, None without one. Raises FormatError for kinds that are not supported."""
+def markov_of(files: HeadFiles, prefix: str) -> tuple[MarkovKind, str] | None:
+    """The kind of the Markov head, None without one. Raises FormatError for kinds that there are not."""
     if not files.required(f"{prefix}markov_rank", int):
         return None
-    kind = files.value(f"{prefix}markov_head_type", str) or "vanilla"
-    if kind != "vanilla":
-        raise FormatError(
-            f"{files.path}: markov_head_type={kind!r} is not supported, 'vanilla' alone is: it would need that head's "
-            "gate or recurrent state"
-        )
-    return kind, f"config.json: {prefix}markov_head_type"
+    said = files.value(f"{prefix}markov_head_type", str) or "vanilla"
+    for kind in get_args(MarkovKind):
+        if kind == said:
+            return kind, f"config.json: {prefix}markov_head_type"
+    raise FormatError(
+        f"{files.path}: markov_head_type={said!r} is not supported; known: {', '.join(get_args(MarkovKind))}"
+    )
 
 
 def confidence_of(files: HeadFiles, prefix: str) -> tuple[bool, str] | None:

@@ -16,6 +16,7 @@ from paceline.draft_heads.formats.block_layers import (
 from paceline.draft_heads.formats.block_tensors import write_state
 from paceline.draft_heads.formats.dspark import confidence_of, head_fields, markov_of
 from paceline.draft_heads.formats.speculators import read_envelope, speculators_config
+from paceline.draft_heads.markov import MarkovKind
 from paceline.models.loading import dtype_name
 from paceline.models.native.decoder import DecoderLM
 
@@ -52,7 +53,7 @@ class SpeculatorsBlockFormat(BlockFormat):
             num_draft_tokens=advised,
         )
 
-    def markov(self, files: HeadFiles) -> tuple[str, str] | None:
+    def markov(self, files: HeadFiles) -> tuple[MarkovKind, str] | None:
         """The Markov head, as BlockFields has it."""
         return None
 
@@ -116,7 +117,7 @@ class SpeculatorsDSparkFormat(SpeculatorsBlockFormat):
     architecture: ClassVar[str] = "DSparkDraftModel"
     anchor_first: ClassVar[bool] = True
 
-    def markov(self, files: HeadFiles) -> tuple[str, str] | None:
+    def markov(self, files: HeadFiles) -> tuple[MarkovKind, str] | None:
         return markov_of(files, "")
 
     def confidence(self, files: HeadFiles) -> tuple[bool, str] | None:
