@@ -142,7 +142,7 @@ def drafts():
     yield "draft_fused", flat(*called, *[None] * 14, *chain, *[None] * 3, count, 0, None, *alone)
     states = torch.zeros(ROWS, 1, size, dtype=model.dtype)
     hidden = torch.zeros(ROWS, 1 + DEPTH, size, dtype=model.dtype)
-    shared = (None, handle, KVView.of(other), other.layers, hidden, torch.ones_like(hidden))
+    shared = (None, None, None, handle, KVView.of(other), other.layers, hidden, torch.ones_like(hidden))
     batch.early_stop.plan(StopRule(((0.6,) * LEVELS,) * ROWS, (0.5,) * ROWS))  # after one token
     batch.early_stop.notes.zero_()
     stops = batch.early_stop.columns
