@@ -191,7 +191,10 @@ def test_states_of_something_else_are_refused(folder, tmp_path, capsys):
     path = str(folder / "target")
     for fields, what in (
         ({"target": {"path": str(other)}}, "states with target"),
-        ({"target": {"path": path, "dtype": "bfloat16"}, "precision": "bf16"}, "states with dtype 'float32', and this run has 'bfloat16'"),
+        (
+            {"target": {"path": path, "dtype": "bfloat16"}, "precision": "bf16"},
+            "states with dtype 'float32', and this run has 'bfloat16'",
+        ),
         ({"precision": "bf16"}, "states with precision 'fp32', and this run has 'bf16'"),
         ({"batch": {"rows": 4, "length": 16}}, "states with data"),
     ):

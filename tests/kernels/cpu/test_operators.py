@@ -138,7 +138,7 @@ def drafts():
     tokens, valid = torch.ones(ROWS, 1 + DEPTH, dtype=torch.int64), torch.ones(ROWS, 1 + DEPTH, dtype=torch.bool)
     chain = (batch.processing.vocab_size, batch.tokens, batch.length, tokens, valid, False)
     count = torch.zeros(ROWS, dtype=torch.int64)
-    alone = (None, None, *[None] * 4, (), None, None)
+    alone = (*[None] * 4, *[None] * 4, (), None, None)
     yield "draft_fused", flat(*called, *[None] * 14, *chain, *[None] * 3, count, 0, None, *alone)
     states = torch.zeros(ROWS, 1, size, dtype=model.dtype)
     hidden = torch.zeros(ROWS, 1 + DEPTH, size, dtype=model.dtype)
