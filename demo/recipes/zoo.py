@@ -2,8 +2,8 @@
 
 The steps of a head follow once from the processor time that one of its steps takes, less what its validations take.
 They are kept beside the run, so the same command goes on after an interruption, and its weights are those of an
-uninterrupted run. Run as ``python demo/recipes/zoo.py [--work FOLDER] [--only HEAD ...] [--minutes 40]`` from the
-repository's root.
+uninterrupted run. All heads read the same stored hidden states, which the first of them computes. Run as ``python
+demo/recipes/zoo.py [--work FOLDER] [--only HEAD ...] [--minutes 40]`` from the repository's root.
 """
 
 import argparse
@@ -11,11 +11,9 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -23,10 +21,7 @@ import yaml
 
 from paceline.train.config import TrainConfig
 from paceline.train.config_file import read_train_config
-from paceline.train.loop.progress import TrainProgress
-from paceline.train.loop.trainer import Trainer
 from paceline.train.run import Run
-from paceline.train.validation import Validation
 
 HERE = Path(__file__).parent
 TARGET = Path("demo/src/paceline_demo/target")
@@ -51,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
     for name in options.only:
         folder = options.work / name
         folder.mkdir(exist_ok=True)
-        steps = choose_steps(folder, recipe(zoo, name, options.work), minutes=options.minutes)
+        steps = choose_steps(folder, recipe(zoo, name, options.work, steps=WARM_UP + TIMED), minutes=options.minutes)
         train(folder, recipe(zoo, name, options.work, steps=steps))
 
 
@@ -67,7 +62,7 @@ def generate_outputs(work: Path) -> None:
     )
 
 
-def recipe(zoo: dict[str, Any], name: str, work: Path, *, steps: int = 1) -> dict[str, Any]:
+def recipe(zoo: dict[str, Any], name: str, work: Path, *, steps: int) -> dict[str, Any]:
     """The configuration of a head's run: what all share, and what is the head's own."""
     raw: dict[str, Any] = deepcopy(zoo["shared"])
     own: dict[str, Any] = deepcopy(zoo["heads"][name])
@@ -79,6 +74,7 @@ def recipe(zoo: dict[str, Any], name: str, work: Path, *, steps: int = 1) -> dic
         if "paths" in source:
             source["paths"] = [str(work / path) for path in source["paths"]]
     data["cache"] = str(work / data["cache"])
+    raw["hidden_states"]["folder"] = str(work / raw["hidden_states"]["folder"])
     raw["schedule"]["steps"] = steps
     raw["output"] = str(work / name)
     return raw
@@ -104,21 +100,8 @@ def choose_steps(folder: Path, raw: dict[str, Any], *, minutes: float) -> int:
 
 
 def measure(config: TrainConfig) -> tuple[float, float]:
-    """Seconds of one thread for a step, the median of some, and for a validation. Writes nothing."""
-    run = Run(config=config)
-    data, section = run.data, config.validation
-    assert data.held_out is not None
-    prompts = data.prompts(section.prompts, section.prompt_tokens)
-    trainer = Trainer(
-        task=run.task,
-        batches=data.batches,
-        config=config.loop.model_copy(update={"log_every": WARM_UP + TIMED + 1}),
-        folder=config.output,
-        validate=Validation(section=section, prompts=prompts, held_out=data.held_out, seed=config.seed),
-    )
-    progress = TrainProgress(total=WARM_UP + TIMED, done=0, shown=False)
-    times = [_processor_seconds(lambda: trainer.advance(progress)) for _ in range(WARM_UP + TIMED)]
-    return median(times[WARM_UP:]), _processor_seconds(trainer.score)
+    """Seconds of one thread for a step, the median of some, and for a validation. Writes only hidden states."""
+    return Run(config=config).probe(warm_up=WARM_UP, timed=TIMED)
 
 
 def train(folder: Path, raw: dict[str, Any]) -> None:
@@ -139,12 +122,6 @@ def train(folder: Path, raw: dict[str, Any]) -> None:
 def _paceline(*arguments: str) -> None:
     command = [sys.executable, "-m", "paceline", *arguments]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-
-def _processor_seconds(call: Callable[[], object]) -> float:
-    start = time.process_time()
-    call()
-    return time.process_time() - start
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def test_every_head_fits_the_embedded_target(name, tmp_path):
 def test_a_recipe_leaves_what_all_share_as_it_was(tmp_path):
     before = yaml.safe_dump(ZOO)
     for name in ZOO["heads"]:
-        zoo.recipe(ZOO, name, tmp_path)
+        zoo.recipe(ZOO, name, tmp_path, steps=7)
     assert yaml.safe_dump(ZOO) == before
     known = {one["head"]["kind"] for one in ZOO["heads"].values()}
     assert known <= set(DRAFT_HEADS)
@@ -41,7 +41,7 @@ def test_a_recipe_leaves_what_all_share_as_it_was(tmp_path):
 def test_steps_are_chosen_once_and_for_one_budget(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "medusa"
     folder.mkdir()
-    raw = zoo.recipe(ZOO, "medusa", tmp_path)
+    raw = zoo.recipe(ZOO, "medusa", tmp_path, steps=7)
     every = raw["validation"]["every"]
     monkeypatch.setattr(zoo, "measure", lambda config: (0.5, every * 0.1))
     assert zoo.choose_steps(folder, raw, minutes=40.0) == 4000, "40 minutes of 0.5 s and a share of 0.1 s of validation"

@@ -22,7 +22,7 @@ from paceline.train.choice import (
 )
 from paceline.train.config import TrainConfig
 from paceline.train.config_file import ConfigError, read_raw, validate
-from paceline.train.run import Run
+from paceline.train.run import TIMED, WARM_UP, Run
 from paceline.train.setup import build_target
 
 
@@ -61,7 +61,7 @@ def choose_recipe(base: dict[str, Any], *, budget: float, progress: Callable[[st
     work, tried = forward_work(target), candidates(target)
     for candidate in tried:
         progress(f"training {candidate.kind}")
-        config = _config(base, candidate, steps=1)
+        config = _config(base, candidate, steps=WARM_UP + TIMED)
         run = Run(config=config)
         step, validation = run.probe()
         kind = DRAFT_HEADS.find(candidate.kind)

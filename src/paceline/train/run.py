@@ -50,6 +50,7 @@ TOKENIZER_FILES = (
     "*.jinja",
 )
 MIB = 2**20
+WARM_UP, TIMED = 2, 5  # steps of a probe
 logger = logging.getLogger("paceline")
 
 
@@ -124,11 +125,14 @@ class Run:
             stored=None if self.states is None else self.states.missing_bytes,
         )
 
-    def probe(self, *, warm_up: int = 2, timed: int = 5) -> tuple[float, float]:
-        """Seconds of a step, the median of ``timed``, and of a validation; writes nothing.
+    def probe(self, *, warm_up: int = WARM_UP, timed: int = TIMED) -> tuple[float, float]:
+        """Seconds of a step, the median of ``timed``, and of a validation; writes nothing but hidden states.
 
-        Processor time on the CPU with one thread, which leaves other programs out; else wall time.
+        Processor time on the CPU with one thread, which leaves other programs out; else wall time. With stored states
+        the configuration has at least as many steps as are taken here, for their rows are what is stored.
         """
+        if self.states is not None:
+            self._store_states(self.states)
         single = self.strategy.device.type == "cpu" and torch.get_num_threads() == 1
         clock = time.process_time if single else time.perf_counter
         trainer = self._trainer(silent_for=warm_up + timed)
