@@ -2,6 +2,7 @@
 
 import os
 import signal
+from binascii import crc32
 
 import pytest
 
@@ -23,3 +24,19 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items):
+    """Of a test that is marked ``each_value``, cases without a new value of any parameter are slow.
+
+    The cases are gone through in an order without a pattern, so that values meet in many combinations.
+    """
+    seen = {}
+    soon = [item for item in items if item.get_closest_marker("each_value") and not item.get_closest_marker("slow")]
+    for item in sorted(soon, key=lambda item: crc32(item.nodeid.encode())):
+        values = {(name, repr(value)) for name, value in item.callspec.params.items()}
+        known = seen.setdefault((item.path, item.originalname), set())
+        if values <= known:
+            item.add_marker(pytest.mark.slow)
+        known |= values

@@ -39,6 +39,7 @@ ONE, FOUR = prompts((9,)), prompts()
 LONG = {"max_new_tokens": 24, "pad_token_id": PAD}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", calls("llama"))
 def test_call_matches_transformers(name, family):
@@ -250,6 +251,7 @@ NUM_SAMPLES = 1000
 SAMPLING = dict(do_sample=True, top_k=3, max_new_tokens=2, num_return_sequences=NUM_SAMPLES, batch_size=500)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("way", SAMPLED)
 def test_sampled_tokens_have_the_distribution_of_transformers(way, batch):

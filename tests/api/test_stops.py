@@ -237,6 +237,7 @@ def test_stop_strings_in_random_model_output(drafter, temperature):
         counts_follow(result)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("drafter", "verifier"), harness.family_cases())
 @pytest.mark.parametrize("own", [False, True], ids=["asked for", "the model's own"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -17,7 +17,9 @@ NUM_PROMPTS, NUM_TOKENS = 360, 50  # some seconds, also where the kernel is fast
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT], ids=lambda ending: ending.name)
+@pytest.mark.parametrize(
+    "ending", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT], ids=lambda ending: ending.name
+)
 def test_file_of_a_killed_run_is_completed_to_that_of_one_run(ending, tmp_path):
     prompts = write(tmp_path / "prompts.txt", [f"{PROMPTS[i % 8]} # {i}" for i in range(NUM_PROMPTS)])
     whole, output = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"

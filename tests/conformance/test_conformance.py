@@ -95,6 +95,7 @@ def test_greedy_output_equals_the_reference_and_every_event_occurs(drafter, veri
         assert bonuses == {True, False}
 
 
+@pytest.mark.each_value
 @every_drafter
 @pytest.mark.parametrize("seed", [0, 2**40 + 5])
 def test_coupled_sampled_output_equals_the_reference(drafter, seed):
@@ -105,6 +106,7 @@ def test_coupled_sampled_output_equals_the_reference(drafter, seed):
         assert accepted_lengths(result) == set(range(K + 1))
 
 
+@pytest.mark.each_value
 @every_pair
 def test_a_row_of_a_batch_equals_that_row_alone(drafter, verifier):
     """Under any order of the rows and beside empty ones; own noise must not see the neighbours either."""
@@ -141,6 +143,7 @@ def test_one_target_forward_per_step_serves_all_rows(drafter, verifier):
     assert calls == [(len(PROMPTS), nodes)] * result.steps
 
 
+@pytest.mark.each_value
 @every_pair
 def test_end_of_output_at_every_draft_position_as_correction_and_as_bonus(drafter, verifier):
     """Each row stops at a token that occurs first at some index of its sequence; every place in a step is hit.
@@ -181,6 +184,7 @@ def test_short_limits_are_met_exactly(drafter, verifier, max_tokens):
     assert all(len(sequence) == max_tokens for sequence in result.texts)
 
 
+@pytest.mark.each_value
 @every_family
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_full_capacity_while_another_row_is_in_mid_generation(drafter, verifier, family):
@@ -262,6 +266,7 @@ def wandering_cases():
             yield pytest.param(*case.values, way, marks=case.marks if soon else [pytest.mark.slow])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("drafter", "verifier", "way"), list(wandering_cases()))
 def test_rows_may_have_depths_of_their_own(drafter, verifier, way):
     """Rows pause, fall behind and catch up while others draft."""

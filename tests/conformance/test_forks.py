@@ -71,6 +71,7 @@ SETTINGS += [(*pair, True) for pair in pairs() if pair[1] == "coupled"]
 every_setting = pytest.mark.parametrize(("drafter", "verifier", "sampled"), SETTINGS)
 
 
+@pytest.mark.each_value
 @every_setting
 def test_fork_of_a_running_row_into_others(drafter, verifier, sampled):
     """Several requests begin with the prompt and the fresh sequence of a row that runs on."""
@@ -126,6 +127,7 @@ def test_rows_that_exchange_their_beginnings(drafter, verifier):
     assert [bench.texts[row] for row in range(3)] == [expected(one) for one in wanted]
 
 
+@pytest.mark.each_value
 @every_drafter
 @pytest.mark.parametrize("sampled", [False, True])
 def test_acceptance_after_a_fork_is_that_without(drafter, sampled):

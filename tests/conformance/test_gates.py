@@ -51,6 +51,7 @@ def requests(sampled):
     return [request([1, 2, 3], max_tokens=40, seed=1, **options), request([4], max_tokens=30), request([5, 5] * 3)]
 
 
+@pytest.mark.each_value
 @every_pair
 @pytest.mark.parametrize("sampled", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_step_runs_on_fake_tensors(drafter, verifier, sampled):

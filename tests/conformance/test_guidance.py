@@ -59,6 +59,7 @@ DRAFTERS = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kernel", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", DRAFTERS)

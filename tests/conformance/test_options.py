@@ -130,6 +130,7 @@ def test_a_row_of_a_batch_equals_that_row_alone(drafter, verifier):
     assert run(new(drafter, target), verifier, requests[::-1], k=K).texts == alone[::-1]
 
 
+@pytest.mark.each_value
 @every_pair
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_the_kernels_outputs_equal_the_plain_ones(drafter, verifier, temperature):

@@ -47,6 +47,7 @@ def chains():
                         yield pytest.param(name, drafter, table, option, k, steps, marks=marks, id=label)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("verifier", "drafter", "table", "option", "k", "steps"), list(chains()))
 def test_the_distribution_over_chains_is_the_targets(verifier, drafter, table, option, k, steps):
     (target, draft), options = TABLES[table], given(OPTIONS[option])
@@ -72,6 +73,7 @@ def trees(shapes, few_shape):
                         yield pytest.param(name, draw, shape, table, option, marks=marks, id=label)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("verifier", "draw", "shape", "table", "option"), list(trees(GROWN, "last deep")))
 def test_the_distribution_over_grown_trees_is_the_targets(verifier, draw, shape, table, option):
     (target, draft), options, topology = TABLES[table], given(OPTIONS[option]), Topology(GROWN[shape])

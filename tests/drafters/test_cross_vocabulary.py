@@ -34,7 +34,10 @@ SPELLINGS = {
     for number, token in enumerate(LACKED)
 }
 OTHERS = [pair[1] for pair in pairs() if pair[0] == "model"]
-every_verifier = pytest.mark.parametrize("verifier", OTHERS)
+SOON = ("block", "coupled", "recursive")  # of chains, of one noise, of several drafts
+every_verifier = pytest.mark.parametrize(
+    "verifier", [pytest.param(name, marks=[] if name in SOON else [pytest.mark.slow]) for name in OTHERS]
+)
 SHAPES = {"chain": None, "tree": Topology.branching((2, 2))}
 
 

@@ -104,6 +104,7 @@ def inner_cases():
             yield pytest.param(inner, k, marks=[] if soon else [pytest.mark.slow])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("processing", [{}, PENALTIES], ids=["free", "penalties"])
 @pytest.mark.parametrize("draw", [Draw.FIXED, Draw.SHARED])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -280,6 +281,7 @@ def test_recorded_steps_and_late_results_give_the_same_tokens_and_counts():
     assert tuple(same) == (tokens, counts) and replayed > 10
 
 
+@pytest.mark.slow
 def test_recorded_steps_and_late_results_give_the_same_samples():
     requests = asked(0.8) + asked(0.0, max_tokens=20)
     tokens, counts, _ = serve(SyncReader, None, requests, "block")

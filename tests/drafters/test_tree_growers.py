@@ -156,6 +156,7 @@ def test_every_node_is_what_a_naive_forward_of_its_path_gives(name, draw):
     assert len(trees) == 4
 
 
+@pytest.mark.each_value
 @every_case
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_output_equals_the_reference(name, draw, temperature):

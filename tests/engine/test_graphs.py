@@ -87,6 +87,7 @@ def ragged(count=5, **sampling):
 SAMPLED = {"temperature": 0.8, "top_p": 0.9}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("drafter", "verifier"), family_cases())
 def test_replayed_steps_give_what_called_ones_give(drafter, verifier, sampling):

@@ -61,6 +61,7 @@ def test_greedy_sequences_equal_generate_up_to_the_end_of_the_context():
     assert found.texts == [generated(model, PROMPTS[1], room)]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("draft", ["ngram", "model"])
 @pytest.mark.parametrize("name", [*LAYOUTS, *(f"adapter {name}" for name in MODELS)])
 def test_ragged_rows_with_drafts_match_the_naive_decoder(name, draft):

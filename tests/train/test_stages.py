@@ -212,6 +212,7 @@ def test_last_weights_are_written_and_the_log_has_both_rates_and_losses(folder, 
     assert all((rate == 0) == (step <= START) for step, rate in rates) and len(rates) == STEPS
 
 
+@pytest.mark.slow
 def test_two_processes_match_one(folder, tmp_path):
     path = configured(folder, tmp_path / "two", distributed="ddp", device="cpu")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
