@@ -7,6 +7,7 @@ import torch
 
 from paceline.draft_heads.block import BlockConfig, BlockHead
 from paceline.draft_heads.block_config import default_taps
+from paceline.draft_heads.markov import MARKOV_HEADS
 from tests import tiny
 from tests.draft_heads.test_prophet import make, states
 from tests.models.layouts import pair, texts
@@ -21,6 +22,8 @@ LAYOUTS = {
     "markov": dict(anchor_first=True, block_size=3, markov_rank=5, confidence=True),
     "gated": dict(markov_rank=5, markov_head="gated", confidence=True),
     "rnn": dict(anchor_first=True, block_size=3, markov_rank=5, markov_head="rnn"),
+    "refiner": dict(markov_rank=5, markov_head="refiner"),
+    "bilinear, convolutions": dict(markov_rank=5, markov_head="bilinear", conv_taps=2, conv_group_size=8),
     "plain attention": dict(qk_norm=False, attention_bias=True, num_kv_heads=4, taps=(0,)),
 }
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
@@ -148,14 +151,52 @@ def test_a_markov_head_reads_the_token_before_and_confidence_never_the_token_its
 
 def test_what_a_markov_head_cannot_be_is_refused():
     _, target = tiny.target()
-    with pytest.raises(ValueError, match="markov_head\n  Input should be 'vanilla', 'gated' or 'rnn'"):
+    with pytest.raises(ValueError, match="markov_head\n  Input should be 'vanilla', 'gated', 'rnn', 'bilinear'"):
         make("block", target, markov_head="lstm", markov_rank=2)
     with pytest.raises(ValueError, match=r"confidence_with_markov and no matrix .* give markov_rank too"):
         make("block", target, confidence=True, confidence_with_markov=True)
-    for kind in ("vanilla", "gated", "rnn"):
-        head = BlockHead.make(BlockConfig(markov_rank=2, markov_head=kind), target, generator=torch.Generator())
-        hidden = torch.ones(3, 2, head.hidden_size, dtype=target.dtype)
-        assert not head.markov.unroll(torch.arange(6).view(3, 2), hidden).any()  # a new one adds nothing
+    with pytest.raises(ValueError, match="candidates=3 and nothing that chooses among them: give markov_rank too"):
+        make("block", target, candidates=3)
+    with pytest.raises(ValueError, match="conv_taps=5: a block has 4 slots; give no more"):
+        make("block", target, conv_taps=5, block_size=4)
+    with pytest.raises(ValueError, match="conv_group_size=5: give a divisor of the target's width, 32"):
+        make("block", target, conv_taps=2, conv_group_size=5)
+
+
+@pytest.mark.parametrize("kind", MARKOV_HEADS)
+def test_a_new_markov_head_adds_nothing(kind):
+    _, target = tiny.target()
+    head = BlockHead.make(BlockConfig(markov_rank=2, markov_head=kind), target, generator=torch.Generator())
+    hidden, known = torch.ones(3, 8, head.hidden_size, dtype=target.dtype), torch.ones(3, 2, dtype=torch.int64)
+    assert not head.markov.unroll(torch.arange(6).view(3, 2), hidden, known).any()
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_convolutions_read_the_slots_before_in_the_same_block_alone(first):
+    """A new head drafts as one without them; then a slot hears of those before it by ``conv_taps`` - 1."""
+    _, target = tiny.target()
+    tokens = torch.randint(60, (2, 9), generator=torch.Generator().manual_seed(3))
+    hidden = {tap: state for tap, state in target.causal(tokens, taps=(1, 3)).hidden.items()}
+    options = dict(taps=(1, 3), num_layers=1, block_size=4, anchor_first=first, anchors=None)
+    with_them, without = (
+        BlockHead.make(BlockConfig(**options, **one), target, generator=torch.Generator().manual_seed(0))
+        for one in (dict(conv_taps=3, conv_group_size=8), {})
+    )
+    state = with_them.own_state()
+    without.load_own_state({name: part for name, part in state.items() if "_conv" not in name})
+    assert torch.equal(with_them.unroll(tokens, hidden).logits, without.unroll(tokens, hidden).logits)
+    conv = with_them.decoder.blocks[0].ffn_conv
+    generator = torch.Generator().manual_seed(0)
+    for part in (conv.base, conv.project.weight):
+        part.data = torch.randn(part.shape, generator=generator, dtype=part.dtype)
+    x = torch.randn(8, 32, generator=generator, dtype=conv.base.dtype)
+    kernel, _ = conv.kernels(x)
+    out = conv(x, kernel)
+    made = (conv.project(x).view(8, 2, 3, 4)[:, 0]).repeat_interleave(8, -1) + conv.base[0]
+    for slot in range(8):
+        reach = min(2, slot % 4)
+        wanted = sum(made[slot, tap] * x[slot - tap] for tap in range(reach + 1))
+        torch.testing.assert_close(out[slot], wanted)
 
 
 def test_the_order_of_taps_is_that_in_which_they_are_concatenated():

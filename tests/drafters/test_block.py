@@ -82,6 +82,9 @@ LAYOUTS = {
     "markov": dict(markov_rank=5, anchor_first=True, confidence=True),
     "gated": dict(markov_rank=5, markov_head="gated"),
     "rnn": dict(markov_rank=5, markov_head="rnn", anchor_first=True),
+    "refiner": dict(markov_rank=5, markov_head="refiner"),
+    "refiner, anchor first": dict(markov_rank=3, markov_head="refiner", anchor_first=True, markov_ratio=3),
+    "bilinear, convolutions": dict(markov_rank=5, markov_head="bilinear", conv_taps=2, conv_group_size=8),
     "plain attention": dict(qk_norm=False, attention_bias=True, num_kv_heads=4, taps=(0,)),
 }
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
@@ -214,6 +217,36 @@ def test_it_offers_draws_where_tokens_depend_on_those_before():
     _, target = models.target()
     draws = [BlockDrafter(head=random_head(target, layout)).draws for layout in ("own mask", "markov")]
     assert draws == [{Draw.FIXED}, set(Draw)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_only_the_likeliest_tokens_of_a_slot_itself_are_candidates(shape):
+    """They have the distribution of all tokens, renormalised."""
+    _, target = models.target()
+    layout = {**LAYOUTS["bilinear, convolutions"], "candidates": 5}
+    head = new_head(target, **{**SIZES, **layout})
+    head.load_own_state(random_head(target, "bilinear, convolutions").own_state())
+    head.requires_grad_(False)
+    drafter = BlockDrafter(head=head, draws=frozenset({Draw.NO_REPLACEMENT}), shape=SHAPES[shape])
+    decoder = decoder_for(drafter, "recursive", target=target, k=3, rows=1, max_length=64)
+    decoder.admit([request([3, 1, 4], temperature=1.0, seed=2)], [0])
+    plain = copy.deepcopy(head)
+    plain.markov.after.weight.data.zero_()
+    seen = set()
+    for _ in range(5):
+        sequence = decoder.batch.tokens[0, : decoder.batch.length[0]].tolist()
+        tree = drafter.propose(decoder.batch, StepPlan(3))
+        for node in range(1, tree.num_nodes):
+            path = [n for n in range(1, tree.num_nodes) if tree.ancestors[0, node, n] and n != node]
+            read = [*sequence, *(int(tree.tokens[0, n]) for n in path)]
+            whole, alone = (unrolled(target, one, read)[len(sequence) - 1, len(path)] for one in (head, plain))
+            allowed = alone >= alone.topk(5).values[-1]
+            wanted = whole.masked_fill(~allowed, -torch.inf).softmax(-1)
+            torch.testing.assert_close(tree.probs[0, tree.source[0, node]], wanted)
+            assert allowed[tree.tokens[0, node]]
+            seen.add(int(tree.tokens[0, node]) == int(alone.argmax()))
+        decoder.step()
+    assert seen == {True, False}
 
 
 @pytest.mark.parametrize("layout", ["own mask", "anchor first"])

@@ -1,7 +1,7 @@
 """A head that drafts a block of tokens in one forward (DFlash, 2602.06036): masked slots that all see each other.
 
 With a Markov head (DSpark, 2607.05147) the tokens before each add logits of their own, and a confidence head says how
-likely each is to be accepted.
+likely each is to be accepted. The layers of DFlash 2 have convolutions.
 
 Every layer also attends to the sequence before the block, whose keys and values are made from the target's hidden
 states. B rows, T tokens, n positions, A anchors, D depths, b slots of a block, L layers, S taps, H hidden size, K
@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
 from paceline.draft_heads.block_config import BlockConfig
 from paceline.draft_heads.block_context import BlockAttention, ContextProjection
+from paceline.draft_heads.block_convolution import ConvolvedBlock
 from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.layers import (
     all_learned,
@@ -28,7 +29,7 @@ from paceline.draft_heads.layers import (
     random_weights,
     sample_anchors,
 )
-from paceline.draft_heads.markov import MarkovHead
+from paceline.draft_heads.markov import MARKOV_HEADS, MarkovSizes
 from paceline.models.native.attention import CausalAttention
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import RMSNorm
@@ -57,8 +58,17 @@ class BlockHead(DraftHead):
         self.norm = RMSNorm(size, config.norm_eps)
         own_mask = config.mask_token_id is None
         self.mask = nn.Embedding.from_pretrained(torch.empty(1, size), freeze=False) if own_mask else None
-        rank, vocab = config.markov_rank, decoder.vocab_size
-        self.markov = MarkovHead(target.vocab_size, vocab, rank, size, config.markov_head) if rank else None
+        rank = config.markov_rank
+        sizes = MarkovSizes(
+            target_vocab=target.vocab_size,
+            vocab=decoder.vocab_size,
+            rank=rank,
+            hidden_size=size,
+            block_size=config.block_size,
+            first_slot=config.first_slot,
+            ratio=config.markov_ratio,
+        )
+        self.markov = MARKOV_HEADS[config.markov_head](sizes) if rank else None
         width = size + (rank if config.confidence_with_markov else 0)
         self.confidence = nn.Linear(width, 1) if config.confidence else None
         self.decoder = decoder
@@ -72,6 +82,15 @@ class BlockHead(DraftHead):
         layers = config.decoder(target.config)
         with torch.device("meta"):
             decoder = DecoderLM(layers)
+            if config.conv_taps:
+                for at in range(config.num_layers):
+                    decoder.blocks[at] = ConvolvedBlock(
+                        layers,
+                        at,
+                        block_size=config.block_size,
+                        num_taps=config.conv_taps,
+                        group_size=config.conv_group_size,
+                    )
             head = cls(config, target, decoder)
         head.draft_vocab, decoder.embed = vocab, target.embed
         if vocab is None:
@@ -80,8 +99,11 @@ class BlockHead(DraftHead):
         factor = (2 * config.num_layers) ** -0.5
         drawn = random_weights(own_tensors(head.own), generator)
         drawn = {name: part * factor if name.endswith(small) else part for name, part in drawn.items()}
-        if head.markov is not None:
-            drawn["markov.after.weight"].zero_()
+        for name, part in drawn.items():  # what begins as nothing, or as passing a slot on as it is
+            if name in ("markov.after.weight", "markov.mix") or name.endswith("_conv.project.weight"):
+                part.zero_()
+            if name.endswith("_conv.base"):
+                part.zero_()[:, 0] = 1
         biases = {name: torch.zeros_like(part) for name, part in drawn.items() if name.endswith(".bias")}
         materialize(head.own, {**drawn, **biases}, target)
         begin_lm_heads(head.lm_heads_of_rows, target, vocab)
@@ -171,10 +193,11 @@ class BlockHead(DraftHead):
                 again = checkpoint(self._blocks, *given, use_reentrant=False, preserve_rng_state=False)
                 assert isinstance(again, Tensor)
                 found.append(again)
-        streams, before = torch.cat(found, dim=1), tokens.gather(1, position.flatten(1)).view_as(position)
+        blocks, before = torch.cat(found, dim=1), tokens.gather(1, position.flatten(1)).view_as(position)
+        streams = blocks[:, :, self.options.first_slot :]
         logits = self.decoder.compute_logits(streams.flatten(1, 2)).view(*position.shape, -1)
         if self.markov is not None:
-            logits = logits + self.markov.unroll(before, self.decoder.norm(streams))
+            logits = logits + self.markov.unroll(before, self.decoder.norm(blocks), _known(tokens, anchors, segment))
         return Unrolled(
             logits=logits,
             confidence=None if self.confidence is None else self.predict_confidence(streams, before),
@@ -187,7 +210,7 @@ class BlockHead(DraftHead):
     def _blocks(
         self, tokens: Tensor, anchors: Tensor, positions: Tensor, segment: Tensor | None, keys: Tensor, values: Tensor
     ) -> Tensor:
-        """The states [B, A, D, H] after the last layer of the slots that predict, in the blocks of ``anchors``."""
+        """The states [B, A, b, H] after the last layer of all slots, in the blocks of ``anchors``."""
         rows, count = anchors.shape
         size, slots = self.options.block_size, torch.arange(self.options.block_size, device=tokens.device)
         attend = BlockAttention(
@@ -200,4 +223,12 @@ class BlockHead(DraftHead):
         pending = self.decoder.embed_inputs(tokens.gather(1, anchors), torch.zeros_like(anchors))[:, :, None]
         masked = self.mask_embedding().expand(rows, count, size - 1, -1)
         found = self.decoder.run_blocks(torch.cat((pending, masked), dim=2).flatten(1, 2), attend)
-        return found.view(rows, count, size, -1)[:, :, self.options.first_slot :]
+        return found.view(rows, count, size, -1)
+
+
+def _known(tokens: Tensor, anchors: Tensor, segment: Tensor | None) -> Tensor:
+    """The tokens [B, A, 2] before ``anchors``, or where a sequence begins its first again, and those at ``anchors``."""
+    places = (anchors - 1).clamp(min=0)
+    if segment is not None:
+        places = torch.where(segment.gather(1, places) == segment.gather(1, anchors), places, anchors)
+    return torch.stack((tokens.gather(1, places), tokens.gather(1, anchors)), dim=-1)

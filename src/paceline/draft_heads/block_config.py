@@ -36,6 +36,12 @@ class BlockConfig(DraftHeadConfig):
     attention_bias: bool = False  # of all four projections
     markov_rank: int = Field(default=0, ge=0)  # of the matrix of logits that the tokens before add; 0: none
     markov_head: MarkovKind = "vanilla"  # what it reads (draft_heads/markov)
+    markov_ratio: int = Field(default=2, ge=1)  # of the feed-forward network of a refiner to its rank
+    candidates: int | None = Field(
+        default=None, ge=1
+    )  # likeliest tokens of a slot alone that may be drafted; None: all
+    conv_taps: int = Field(default=0, ge=0)  # slots that each convolution around a sub-layer reads; 0: there are none
+    conv_group_size: int = Field(default=16, ge=1)  # channels that share what a slot adds to its weights
     confidence: bool = False  # whether it predicts the acceptance of each token
     confidence_with_markov: bool | None = None  # whether this reads the token before; None: where there is a matrix
     norm_eps: float = Field(default=1e-6, gt=0)
@@ -77,6 +83,14 @@ class BlockConfig(DraftHeadConfig):
             raise ValueError(f"mask_token_id={self.mask_token_id}: the target has {target.vocab_size} tokens; give one")
         if self.confidence_with_markov and not self.markov_rank:
             raise ValueError("confidence_with_markov and no matrix that it could read: give markov_rank too")
+        if self.candidates is not None and not self.markov_rank:
+            raise ValueError(f"candidates={self.candidates} and nothing that chooses among them: give markov_rank too")
+        if self.conv_taps > self.block_size:
+            raise ValueError(f"conv_taps={self.conv_taps}: a block has {self.block_size} slots; give no more")
+        if self.conv_taps and target.hidden_size % self.conv_group_size:
+            raise ValueError(
+                f"conv_group_size={self.conv_group_size}: give a divisor of the target's width, {target.hidden_size}"
+            )
         with_markov = bool(self.markov_rank) if self.confidence_with_markov is None else self.confidence_with_markov
         values = {
             "taps": taps,

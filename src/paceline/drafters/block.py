@@ -129,7 +129,7 @@ class BlockDrafter(GrowingDrafter):
         self.ordinary_lag = min(most, 1 + self.depth)
         self.lag = self.next_lag = self.ordinary_lag  # the host's bound on the states that a row has yet to read
         self.num_read, self.overflows = self.ordinary_lag, False
-        # While a draft grows: the logits [B, D, V]; for the Markov head the states [B, D, H] that the LM head reads,
+        # While a draft grows: the logits [B, D, V]; for the Markov head the states [B, b, H] that the LM head reads,
         # and its own of the nodes that were scored, the root first.
         self.logits: Tensor | None = None
         self.normed, self.states = self.hidden, list[Tensor]()
@@ -179,11 +179,11 @@ class BlockDrafter(GrowingDrafter):
         markov = self.head.markov
         if markov is None:
             return self.logits[:, :1]
-        self.normed = self.head.decoder.norm(self.streams)
-        hidden = self.normed[:, :1]
-        added, state = markov(batch.root[:, None], hidden, markov.begin(hidden))
-        self.states = [state]
-        return self.logits[:, :1] + added
+        self.normed = self.head.decoder.norm(output.hidden[last])
+        root, before = batch.root[:, None], (batch.length[:, None] - 2).clamp(min=0)
+        known = torch.cat((batch.tokens.gather(1, before), root), dim=1)
+        self.states = []
+        return self._chosen(self.logits[:, :1], root, torch.zeros_like(root), markov.begin(self.normed, known)[:, None])
 
     def score_nodes(self, forest: Tree, start: int) -> Tensor:
         """The logits of the depth below each node."""
@@ -195,9 +195,22 @@ class BlockDrafter(GrowingDrafter):
         if markov is None:
             return logits
         state = _gather(torch.cat(self.states, dim=1), forest.parents[:, start:, None] + 1)  # the root's is the first
-        added, state = markov(tokens, _gather(self.normed, below), state)
+        return self._chosen(logits, tokens, below[..., 0], state)
+
+    def _chosen(self, logits: Tensor, before: Tensor, depth: Tensor, state: Tensor) -> Tensor:
+        """``logits`` [B, n, V] at ``depth`` [B, n] with those that the tokens ``before`` [B, n] add.
+
+        With ``candidates`` only the likeliest of ``logits`` themselves are left.
+        """
+        markov, candidates = self.head.markov, self.head.options.candidates
+        assert markov is not None
+        slot = depth + self.head.options.first_slot
+        added, state = markov(before, _gather(self.normed, slot[..., None]), slot, state)
         self.states.append(state)
-        return logits + added
+        if candidates is None:
+            return logits + added
+        least = logits.topk(min(candidates, logits.shape[-1]), dim=-1).values[..., -1:]
+        return (logits + added).masked_fill(logits < least, -torch.inf)
 
     def _confidence(self) -> Tensor:
         """See tree/base.ConfidenceScorer; of chains alone."""

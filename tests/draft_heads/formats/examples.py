@@ -19,7 +19,12 @@ EXAMPLES = {
     "mtp_qwen": ("mtp", dict(embedding_first=True, normalized=True, zero_first=False)),
     "speculators_eagle3": ("eagle3", dict(draft_vocab_size=24, fc_norm="joint", norm_output=True, num_layers=2)),
     "speculators_dflash": ("block", dict(**BLOCK, draft_vocab_size=24)),
+    "speculators_dflash2": (
+        "block",
+        dict(**BLOCK, markov_rank=4, markov_head="bilinear", candidates=9, conv_taps=2, conv_group_size=8),
+    ),
     "speculators_dspark": ("block", dict(**SPARK, anchor_first=True, draft_vocab_size=24)),
     "speculators_peagle": ("eagle3", dict(draft_vocab_size=24, mask_token_id=7, num_layers=2, own_embedding=True)),
+    "speculators_xpress": ("block", dict(**BLOCK, markov_rank=4, markov_head="refiner", draft_vocab_size=24)),
     "speculators_mtp": ("mtp", dict(embedding_first=True, zero_first=False, qk_norm=True)),
 }

@@ -210,20 +210,24 @@ def reference(case, tensors, target, tokens):
         x = x + (F.silu(inside @ part("mlp.gate_proj").T) * (inside @ part("mlp.up_proj").T)) @ part("mlp.down_proj").T
     x = norm(x, tensors["norm.weight"])
     depth = BLOCK if first else BLOCK - 1
+    skipped = x[:-depth]
     x = x[-depth:]
     logits = x @ tensors.get("lm_head.weight", target.head.weight).T
     confidence = None
     if "markov_head.markov_w1.weight" in tensors:
         before = tensors["markov_head.markov_w1.weight"][tokens[ANCHOR : ANCHOR + depth]]
-        logits = logits + made_of(before, x, tensors) @ tensors["markov_head.markov_w2.weight"].T
+        logits = logits + made_of(before, x, tensors, skipped) @ tensors["markov_head.markov_w2.weight"].T
         weight, bias = (tensors[f"confidence_head.proj.{one}"] for one in ("weight", "bias"))
         read = torch.cat((x, before), -1) if weight.shape[1] > H else x
         confidence = (read @ weight.T + bias)[:, 0]
     return logits, confidence
 
 
-def made_of(before, x, tensors):
-    """What the Markov head multiplies, of the embeddings [K, r] of the tokens before and the states x [K, H]."""
+def made_of(before, x, tensors, skipped):
+    """What the Markov head multiplies, of the embeddings [K, r] of the tokens before and the states x [K, H].
+
+    ``skipped`` are the states of a first slot that predicts nothing; it reads the anchor, as the slot after it.
+    """
     product = lambda name, *parts: (  # noqa: E731
         torch.cat(parts, -1) @ tensors[f"markov_head.{name}.weight"].T + tensors[f"markov_head.{name}.bias"]
     )
@@ -232,11 +236,11 @@ def made_of(before, x, tensors):
     if "markov_head.joint_proj.weight" not in tensors:
         return before
     state, found = torch.zeros(RANK, dtype=x.dtype), []
-    for slot in range(len(x)):
-        gate, candidate, out = product("joint_proj", state, before[slot], x[slot]).split(RANK)
+    for read, slot in [*((before[0], one) for one in skipped), *zip(before, x, strict=True)]:
+        gate, candidate, out = product("joint_proj", state, read, slot).split(RANK)
         state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
         found.append(out.tanh())
-    return torch.stack(found)
+    return torch.stack(found[len(skipped) :])
 
 
 def said(head, target, tokens):

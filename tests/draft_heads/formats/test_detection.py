@@ -83,8 +83,8 @@ def test_what_was_assumed_is_reported(tmp_path):
 UNSUPPORTED = {
     "LiLiCorr": {"architectures": ["LiLiCorrDraftModel"]},
     "Arctic's MLP and LSTM speculator": {"architectures": ["ArcticLSTMSpeculatorPreTrainedModel"]},
-    "XPress": {"speculators_model_type": "xpress"},
-    "DFlash2": {"speculators_model_type": "dflash2", "architectures": ["DFlash2DraftModel"]},
+    "XPress in another layout than that of speculators": {"architectures": ["Qwen3XPressModel"]},
+    "DFlash2 in another layout than that of speculators": {"architectures": ["DFlash2DraftModel"]},
     "Domino": {"architectures": ["Unknown"], "dflash_config": {"projector_type": "domino"}},
 }
 

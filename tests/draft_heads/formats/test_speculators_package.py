@@ -17,6 +17,7 @@ from tests.draft_heads.formats.speculators_package import load_module
 SIZES = dict(tiny.LLAMA, head_dim=8, max_position_embeddings=256)
 BLOCK = dict(block_size=4, mask_token_id=5, aux_hidden_state_layer_ids=[1, 2, 3])
 EAGLE = dict(eagle_aux_hidden_state_layer_ids=[0, 2, 3])
+SELECTOR = dict(conv_kernel_size=3, conv_group_size=8, selector_rank=5, selector_top_k=7)
 SPARK = dict(**BLOCK, markov_rank=4)
 # Module, classes of the package, layers, and the fields of the head.
 HEADS = {
@@ -26,6 +27,12 @@ HEADS = {
     "dspark, draft vocabulary": ("dspark", "DSpark", 2, dict(**SPARK, draft_vocab_size=24)),
     "dspark, gated": ("dspark", "DSpark", 2, dict(**SPARK, markov_head_type="gated", draft_vocab_size=24)),
     "dspark, recurrent": ("dspark", "DSpark", 2, dict(**SPARK, markov_head_type="rnn", draft_vocab_size=24)),
+    "dflash2": ("dflash2", "DFlash2", 2, dict(**BLOCK, draft_vocab_size=tiny.VOCAB, **SELECTOR)),
+    "xpress": ("xpress", "XPress", 2, dict(**BLOCK, draft_vocab_size=24, xpress_rank=6, xpress_mlp_ratio=3)),
+    "xpress, anchor first": (
+        *("xpress", "XPress", 2),
+        dict(**BLOCK, draft_vocab_size=tiny.VOCAB, xpress_rank=6, sample_from_anchor=True),
+    ),
     "eagle3": ("eagle3", "Eagle3", 1, dict(**EAGLE, draft_vocab_size=tiny.VOCAB, norm_before_fc=True)),
     "eagle3, draft vocabulary": ("eagle3", "Eagle3", 1, dict(**EAGLE, draft_vocab_size=24, norm_output=True)),
     "peagle": ("peagle", "PEagle", 2, dict(**EAGLE, draft_vocab_size=24, mask_token_id=5)),
@@ -113,6 +120,56 @@ def test_logits_are_those_of_the_packages_forward_at_every_step(name, saved):
         inside = roots + step < tokens.shape[1]
         assert torch.allclose(ours.logits[0, inside, step], theirs[roots[inside] - 1], atol=1e-6), step
     assert len(steps) == 3
+
+
+BLOCKS = [name for name in HEADS if HEADS[name][0] in ("dflash", "dspark", "dflash2", "xpress")]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_logits_of_blocks_are_those_of_the_packages_forward(name, saved):
+    """All of a vocabulary, also where only candidates are drafted."""
+    _, model, folder = saved
+    target = load(folder / "target", dtype=torch.float64)
+    head = load_head(folder / "theirs", target)
+    model = model.double()
+    model.embed_tokens.weight.data = target.embed.weight.detach().clone()
+    model.verifier_lm_head.weight.data = model.lm_head.weight.data
+    if head.draft_ids is None:
+        model.lm_head.weight.data = target.head.weight.detach().clone()
+    tokens = torch.randint(0, tiny.VOCAB, (1, 128))  # their mask takes multiples of 128 places
+    with torch.no_grad():
+        hidden = target.causal(tokens, taps=(*head.taps, target.num_layers)).hidden
+        ours = head.unroll(tokens, hidden)
+        states, logits, _, _, places = model._backbone_forward(
+            hidden_states=torch.cat([hidden[tap] for tap in BLOCK["aux_hidden_state_layer_ids"]], dim=-1),
+            input_ids=tokens,
+            loss_mask=torch.ones_like(tokens),
+            verifier_last_hidden_states=hidden[target.num_layers],
+            document_ids=torch.zeros_like(tokens),
+            max_anchors=32,
+        )
+        states, logits, places = states.view(32, 4, -1), logits.view(32, 4, -1), places.view(32, 4)
+        logits = logits + added(model, states, tokens[0], places)
+    first = head.options.first_slot
+    for block, place in zip(logits, places[:, 0], strict=True):
+        assert torch.allclose(ours.logits[0, place], block[first:], atol=1e-5), place
+
+
+def added(model, states, tokens, places):
+    """What the package's heads add to the logits of blocks of ``states`` [A, b, H] at ``places`` [A, b]."""
+    whole = tokens[places]
+    shifted = torch.cat((whole[:, :1], whole[:, :-1]), dim=1)
+    before = whole if model.config.sample_from_anchor else shifted
+    if hasattr(model, "markov_head"):
+        return model.markov_head.block_bias(prev_token_ids=before, hidden_states=states)
+    if hasattr(model, "candidate_selector"):
+        selector = model.candidate_selector
+        return selector.context(states, before) @ selector.successor_codebook.T
+    if not hasattr(model, "refiner_head"):
+        return 0.0
+    if not model.config.sample_from_anchor:
+        before[:, 0] = tokens[(places[:, 0] - 1).clamp(min=0)]
+    return model.refiner_head.block_bias(before, states)
 
 
 @pytest.mark.parametrize("name", ["mtp"])

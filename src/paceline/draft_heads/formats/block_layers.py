@@ -4,6 +4,7 @@ V the target's vocabulary, D the draft's, H hidden size.
 """
 
 from abc import abstractmethod
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -31,6 +32,7 @@ from paceline.models.native.decoder import DecoderLM
 
 EMBED, HEAD, D2T, T2D = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
 GUESSED = "not in the files"
+DSPARK_KINDS: tuple[MarkovKind, ...] = ("vanilla", "gated", "rnn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class BlockFields:
     mask_token_id: tuple[int | None, str]  # None: the files hold an embedding
     embedding_scale: tuple[float, str] = (1.0, "the format")
     markov_head: tuple[MarkovKind, str] | None = None  # None: there is no Markov head
+    candidates: tuple[int, str] | None = None  # None: all tokens
     confidence_with_markov: tuple[bool, str] | None = None  # None: there is no confidence head
     target_name: str | None = None
     num_draft_tokens: int | None = None
@@ -60,7 +63,11 @@ class BlockFormat(Format):
 
     def read(self, files: HeadFiles, target: DecoderLM) -> Imported:
         """See Format."""
-        fields, sizes = self.fields(files, target), Sizes.of(files)
+        fields = self.fields(files, target)
+        markov = None if fields.markov_head is None else fields.markov_head[0]
+        sizes = Sizes.of(files, block_size=fields.block_size[0], markov=markov)
+        if (fields.markov_head is None) == bool(sizes.markov_rank):
+            raise FormatError(f"{files.path}: config.json and the tensors disagree on a Markov head; fetch them again")
         self._check_layers(files, target, sizes)
         rope, rope_source = self._rope(files)
         eps, positions = (files.value(self.prefix + key, kind) for key, kind in _NUMBERS)
@@ -77,7 +84,7 @@ class BlockFormat(Format):
         wanted, optional = sizes.tensors(
             target.vocab_size,
             vocab or target.vocab_size,
-            markov=None if fields.markov_head is None else fields.markov_head[0],
+            markov=markov,
             confidence=fields.confidence_with_markov is not None,
             with_markov=fields.confidence_with_markov is not None and fields.confidence_with_markov[0],
         )
@@ -88,8 +95,6 @@ class BlockFormat(Format):
         ignored = check_names(
             files, wanted, optional={name: one for name, one in optional.items() if name not in wanted}
         )
-        if (fields.markov_head is None) == bool(sizes.markov_rank):
-            raise FormatError(f"{files.path}: config.json and the tensors disagree on a Markov head; fetch them again")
         config = BlockConfig(
             taps=fields.taps[0],
             block_size=fields.block_size[0],
@@ -108,11 +113,15 @@ class BlockFormat(Format):
             rope=rope,
             max_positions=None if positions is None else int(positions),
             markov_rank=sizes.markov_rank,
-            markov_head="vanilla" if fields.markov_head is None else fields.markov_head[0],
+            markov_head="vanilla" if markov is None else markov,
+            markov_ratio=sizes.markov_ratio,
+            candidates=None if fields.candidates is None else fields.candidates[0],
+            conv_taps=sizes.conv_taps,
+            conv_group_size=sizes.conv_group_size,
             confidence=fields.confidence_with_markov is not None,
             confidence_with_markov=None if fields.confidence_with_markov is None else fields.confidence_with_markov[0],
         )
-        state = read_state(files, sizes)
+        state = read_state(files, sizes, markov=markov)
         if embedding is not None:
             state["mask.weight"] = embedding
         if own_head:
@@ -124,13 +133,15 @@ class BlockFormat(Format):
             "mask_token_id": fields.mask_token_id,
             "embedding_scale": fields.embedding_scale,
             "markov_head": fields.markov_head,
+            "candidates": fields.candidates,
             "confidence_with_markov": fields.confidence_with_markov,
             "rope": (rope, rope_source),
             "norm_eps": (config.norm_eps, _source(self.prefix + "rms_norm_eps", eps)),
             "draft_vocab_size": (vocab, f"tensor {HEAD}" if own_head else "the target's LM head"),
         }
         found = [Assumption(name, *one) for name, one in said.items() if one is not None]
-        sized = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "markov_rank")
+        sized = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "markov_rank", "markov_ratio")
+        sized = (*sized, "conv_taps", "conv_group_size")
         found += [Assumption(name, getattr(sizes, name), "shapes of tensors") for name in sized]
         found += [Assumption("attention_bias", sizes.bias, "tensors"), Assumption("qk_norm", True, "the format")]
         found.append(
@@ -139,6 +150,7 @@ class BlockFormat(Format):
         found.append(Assumption("confidence", config.confidence, "config.json: enable_confidence_head, and tensors"))
         for name, one in (
             ("markov_head", fields.markov_head),
+            ("candidates", fields.candidates),
             ("confidence_with_markov", fields.confidence_with_markov),
         ):
             if one is None:
@@ -185,16 +197,31 @@ class BlockFormat(Format):
         return rope, _source(self.prefix + "rope_theta", theta)
 
 
+_HOLDS: Mapping[MarkovKind, str] = {"bilinear": "dflash2", "refiner": "xpress"}
 _NUMBERS: tuple[tuple[str, type[float] | type[int]], ...] = (("rms_norm_eps", float), ("max_position_embeddings", int))
 
 
-def check_written(head: DraftHead, *, scaled: bool = False) -> tuple[BlockHead, int]:
+def check_written(
+    head: DraftHead,
+    *,
+    scaled: bool = False,
+    markov: Collection[MarkovKind] = DSPARK_KINDS,
+    selects: bool = False,
+) -> tuple[BlockHead, int]:
     """``head`` and its mask token. Raises FormatError for what no format of block heads holds.
 
-    ``scaled``: the format can say what embeddings and logits are multiplied with.
+    ``scaled``: the format can say what embeddings and logits are multiplied with; ``markov`` are the kinds of Markov
+    heads that it holds, and ``selects``: candidates and convolutions.
     """
     assert isinstance(head, BlockHead)
     options = head.options
+    if options.markov_rank and options.markov_head not in markov:
+        raise FormatError(
+            f"markov_head={options.markov_head!r}: this format has no such head; give "
+            f"'speculators_{_HOLDS.get(options.markov_head, 'dspark')}'"
+        )
+    if not selects and (options.conv_taps or options.candidates):
+        raise FormatError("convolutions or candidates: this format has none; give 'speculators_dflash2'")
     if options.mask_token_id is None:
         raise FormatError(
             "this head has an embedding of its own for masked slots, and the format names a token of the target: train "

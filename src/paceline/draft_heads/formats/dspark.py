@@ -4,7 +4,7 @@ Heads of DeepSpec are told by their architecture, as those without a Markov head
 their first slot all the same.
 """
 
-from typing import ClassVar, final, get_args
+from typing import ClassVar, final
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from paceline.draft_heads.base import DraftHead
 from paceline.draft_heads.block import BlockHead
 from paceline.draft_heads.formats.base import Exported, FormatError, HeadFiles, output_matrix
 from paceline.draft_heads.formats.block_layers import (
+    DSPARK_KINDS,
     EMBED,
     GUESSED,
     HEAD,
@@ -139,12 +140,10 @@ def markov_of(files: HeadFiles, prefix: str) -> tuple[MarkovKind, str] | None:
     if not files.required(f"{prefix}markov_rank", int):
         return None
     said = files.value(f"{prefix}markov_head_type", str) or "vanilla"
-    for kind in get_args(MarkovKind):
+    for kind in DSPARK_KINDS:
         if kind == said:
             return kind, f"config.json: {prefix}markov_head_type"
-    raise FormatError(
-        f"{files.path}: markov_head_type={said!r} is not supported; known: {', '.join(get_args(MarkovKind))}"
-    )
+    raise FormatError(f"{files.path}: markov_head_type={said!r} is not supported; known: {', '.join(DSPARK_KINDS)}")
 
 
 def confidence_of(files: HeadFiles, prefix: str) -> tuple[bool, str] | None:

@@ -1,4 +1,4 @@
-"""DFlash and DSpark as the package speculators (0.9) saves them."""
+"""DFlash, DFlash 2, DSpark and xPress as the package speculators (0.9) saves them."""
 
 from typing import ClassVar, final
 
@@ -6,6 +6,7 @@ from paceline.draft_heads.base import DraftHead
 from paceline.draft_heads.block import BlockHead
 from paceline.draft_heads.formats.base import Exported, FormatError, HeadFiles
 from paceline.draft_heads.formats.block_layers import (
+    DSPARK_KINDS,
     GUESSED,
     BlockFields,
     BlockFormat,
@@ -20,6 +21,8 @@ from paceline.draft_heads.markov import MarkovKind
 from paceline.models.loading import dtype_name
 from paceline.models.native.decoder import DecoderLM
 
+JACOBI_PASSES = 6  # of the package's default; read by other engines alone
+
 
 class SpeculatorsBlockFormat(BlockFormat):
     """``aux_hidden_state_layer_ids`` number inputs of layers, as taps do; the layout of the block is a field."""
@@ -28,6 +31,8 @@ class SpeculatorsBlockFormat(BlockFormat):
     algorithm: ClassVar[str]
     architecture: ClassVar[str]
     anchor_first: ClassVar[bool]  # where the file does not say
+    heads: ClassVar[frozenset[MarkovKind]] = frozenset()  # kinds of Markov heads that there are fields for
+    selects: ClassVar[bool] = False  # whether there are convolutions, and candidates of which one is chosen
 
     def matches(self, files: HeadFiles) -> bool:
         return files.speculators_type == self.algorithm
@@ -48,6 +53,7 @@ class SpeculatorsBlockFormat(BlockFormat):
             anchor_first=(self.anchor_first if first is None else first, where),
             mask_token_id=(files.required("mask_token_id", int), "config.json: mask_token_id"),
             markov_head=self.markov(files),
+            candidates=self.candidates(files),
             confidence_with_markov=self.confidence(files),
             target_name=target_name,
             num_draft_tokens=advised,
@@ -57,19 +63,26 @@ class SpeculatorsBlockFormat(BlockFormat):
         """The Markov head, as BlockFields has it."""
         return None
 
+    def candidates(self, files: HeadFiles) -> tuple[int, str] | None:
+        """How many tokens a slot's own logits leave, as BlockFields has it."""
+        return None
+
     def confidence(self, files: HeadFiles) -> tuple[bool, str] | None:
         """The confidence head, as BlockFields has it."""
         return None
 
     def more_fields(self, head: BlockHead) -> dict[str, object]:
         """Those of heads beside the layers. Raises FormatError for heads that there are no fields for."""
-        if head.options.markov_rank or head.options.confidence:
-            raise FormatError("a Markov or confidence head: this format has none; give 'speculators_dspark'")
+        options = head.options
+        if options.confidence or bool(options.markov_rank) != bool(self.heads):
+            lacks = "lacks the Markov head that this format has; give 'speculators_dflash'"
+            has = "has a Markov or a confidence head, and this format has none; give 'speculators_dspark'"
+            raise FormatError(f"the head {has if options.confidence or not self.heads else lacks}")
         return {}
 
     def write(self, head: DraftHead, *, target: DecoderLM, target_name: str, num_draft_tokens: int) -> Exported:
         """See Format; no more tokens are advised than a block has."""
-        found, mask = check_written(head)
+        found, mask = check_written(head, markov=self.heads or DSPARK_KINDS, selects=self.selects)
         options = found.options
         fields: dict[str, object] = {
             "aux_hidden_state_layer_ids": list(found.taps),
@@ -125,3 +138,58 @@ class SpeculatorsDSparkFormat(SpeculatorsBlockFormat):
 
     def more_fields(self, head: BlockHead) -> dict[str, object]:
         return head_fields(head)
+
+
+@final
+class SpeculatorsDFlash2Format(SpeculatorsBlockFormat):
+    """Type "dflash2": the candidates of a slot are scored by the token before."""
+
+    name: ClassVar[str] = "speculators_dflash2"
+    title: ClassVar[str] = "DFlash 2 (speculators)"
+    algorithm: ClassVar[str] = "dflash2"
+    architecture: ClassVar[str] = "DFlash2DraftModel"
+    anchor_first: ClassVar[bool] = False
+    heads: ClassVar[frozenset[MarkovKind]] = frozenset({"bilinear"})
+    selects: ClassVar[bool] = True
+
+    def markov(self, files: HeadFiles) -> tuple[MarkovKind, str] | None:
+        return "bilinear", "the format"
+
+    def candidates(self, files: HeadFiles) -> tuple[int, str] | None:
+        return files.required("selector_top_k", int), "config.json: selector_top_k"
+
+    def more_fields(self, head: BlockHead) -> dict[str, object]:
+        options = head.options
+        fields = super().more_fields(head)
+        if not options.conv_taps or options.candidates is None or options.draft_vocab_size:
+            raise FormatError(
+                "this format has convolutions and candidates over the target's whole vocabulary: train the head with "
+                "conv_taps and candidates, and without draft_vocab_size"
+            )
+        return {
+            **fields,
+            "conv_kernel_size": options.conv_taps,
+            "conv_group_size": options.conv_group_size,
+            "selector_rank": options.markov_rank,
+            "selector_top_k": options.candidates,
+        }
+
+
+@final
+class SpeculatorsXPressFormat(SpeculatorsBlockFormat):
+    """Type "xpress": a refiner, whose passes over the block end with the tokens that are drafted one by one here."""
+
+    name: ClassVar[str] = "speculators_xpress"
+    title: ClassVar[str] = "xPress (speculators)"
+    algorithm: ClassVar[str] = "xpress"
+    architecture: ClassVar[str] = "XPressDraftModel"
+    anchor_first: ClassVar[bool] = False
+    heads: ClassVar[frozenset[MarkovKind]] = frozenset({"refiner"})
+
+    def markov(self, files: HeadFiles) -> tuple[MarkovKind, str] | None:
+        return "refiner", "the format"
+
+    def more_fields(self, head: BlockHead) -> dict[str, object]:
+        options = head.options
+        sizes = {"xpress_rank": options.markov_rank, "xpress_mlp_ratio": options.markov_ratio}
+        return {**super().more_fields(head), **sizes, "num_jacobi_passes": JACOBI_PASSES}

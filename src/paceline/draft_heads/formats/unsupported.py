@@ -4,6 +4,7 @@ import re
 
 from paceline.draft_heads.formats.base import HeadFiles
 
+READ = ("dflash2", "xpress")  # in the layout of speculators alone
 # The kind, a pattern of architectures, values of speculators_model_type or of dflash_config.projector_type, and needs.
 _KINDS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     (
@@ -19,16 +20,16 @@ _KINDS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
         "the gated and the recurrent state of Arctic's speculators, which IBM's MLP speculator does not have",
     ),
     (
-        "XPress",
+        "XPress in another layout than that of speculators",
         r"\w*XPress\w*",
         ("xpress",),
-        "a block head whose tokens are refined by Jacobi passes of a mixing network (refiner_head)",
+        "a description of its tensors; heads that the package speculators saves are read",
     ),
     (
-        "DFlash2",
+        "DFlash2 in another layout than that of speculators",
         r"\w*DFlash2\w*",
         ("dflash2",),
-        "a block head with convolutions beside attention and a selector of candidates (candidate_selector)",
+        "a description of its tensors; heads that the package speculators saves are read",
     ),
     (
         "Domino",
@@ -43,6 +44,8 @@ def why_unsupported(files: HeadFiles) -> str | None:
     """What kind of head ``files`` are of and what it would need, if it is known and not supported; else None."""
     projector = files.value("dflash_config.projector_type", str)
     for name, pattern, types, needs in _KINDS:
+        if files.speculators_type in READ:
+            break
         named = any(re.fullmatch(pattern, one) for one in files.architectures)
         if named or files.speculators_type in types or (projector is not None and projector in types):
             return f"{name} is not supported: it needs {needs}"
