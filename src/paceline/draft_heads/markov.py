@@ -167,7 +167,7 @@ class RefinerHead(MarkovHead):
         rank = embedded.shape[-1]
         mean, sums = state[..., :rank], state[..., rank:].unflatten(-1, (self.block_size, rank))
         own = self.join(torch.cat((self.down_slot(hidden), mean, embedded), dim=-1))
-        given = self.mix.tril().permute(2, 1, 0)[slot]  # [..., b, r]: what this slot gives to each
+        given = self.mix.permute(2, 1, 0)[slot]  # [..., b, r]: to each slot; those before this one are read no more
         sums = sums + given * own[..., None, :]
         here = sums.gather(-2, slot[..., None, None].expand(*slot.shape, 1, rank))[..., 0, :]
         return own + here, torch.cat((mean, sums.flatten(-2)), dim=-1)

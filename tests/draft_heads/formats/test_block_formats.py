@@ -21,6 +21,7 @@ from tests.draft_heads.test_prophet import make
 from tests.models.layouts import texts
 
 H, INNER, NH, KV, HD, V, DV, L, RANK, MASK = 32, 40, 4, 2, 16, tiny.VOCAB, 20, 2, 5, 60
+GROUP = 8
 BLOCK, ANCHOR, LENGTH, THETA, EPS = 4, 6, 9, 500.0, 1e-5
 
 LAYERS = {
@@ -121,7 +122,45 @@ FILES = {
         {"architectures": ["DSparkDraftModel"], **envelope("dspark"), **HEADS, "confidence_head_with_markov": False},
     ),
 }
+FILES |= {
+    "speculators xpress": (
+        "speculators_xpress",
+        False,
+        DV,
+        {
+            "architectures": ["XPressDraftModel"],
+            **envelope("xpress"),
+            "sample_from_anchor": False,
+            **{"xpress_rank": RANK, "xpress_mlp_ratio": 3, "num_jacobi_passes": 6},
+        },
+    ),
+    "speculators dflash2": (
+        "speculators_dflash2",
+        False,
+        None,
+        {
+            "architectures": ["DFlash2DraftModel"],
+            **envelope("dflash2"),
+            "sample_from_anchor": False,
+            **{"conv_kernel_size": 2, "conv_group_size": GROUP, "selector_rank": RANK, "selector_top_k": 7},
+        },
+    ),
+}
 every_file = pytest.mark.parametrize("case", FILES)
+
+
+SELECTOR = ((V, RANK), (V, RANK), (RANK, H))
+REFINER = {
+    "token_embed.weight": (V, RANK),
+    "down_h.weight": (RANK, H),
+    "down_g.weight": (RANK, H),
+    "in_proj.weight": (RANK, 3 * RANK),
+    "mix_l": (RANK, BLOCK, BLOCK),
+    "mlp_gate.weight": (3 * RANK, RANK),
+    "mlp_up.weight": (3 * RANK, RANK),
+    "mlp_down.weight": (RANK, 3 * RANK),
+    "readout.weight": (DV, RANK),
+}
 
 
 def tensors_of(case, target):
@@ -138,6 +177,14 @@ def tensors_of(case, target):
         tensors |= {at + "self_attn.q_proj.weight": draw(NH * HD, H), at + "self_attn.o_proj.weight": draw(H, NH * HD)}
         tensors |= {at + f"mlp.{one}_proj.weight": draw(INNER, H) for one in ("gate", "up")}
         tensors[at + "mlp.down_proj.weight"] = draw(H, INNER)
+        for part in ("attention_conv", "mlp_conv") if "conv_kernel_size" in config else ():
+            tensors[at + f"{part}.base_kernel"] = draw(2, 2, H)
+            tensors[at + f"{part}.kernel_projection.weight"] = draw(4 * H // GROUP, H)
+    if "selector_rank" in config:
+        names = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
+        tensors |= {f"candidate_selector.{one}": draw(*size) for one, size in zip(names, SELECTOR, strict=True)}
+    if "xpress_rank" in config:
+        tensors |= {f"refiner_head.{one}": draw(*size) for one, size in REFINER.items()}
     fields = {**config, **config.get("dflash_config", {})}
     if fields.get("markov_rank"):
         size = H + (RANK if fields["confidence_head_with_markov"] else 0)
@@ -199,18 +246,20 @@ def reference(case, tensors, target, tokens):
     for layer in range(L):
         part = lambda name, at=f"layers.{layer}.": tensors[at + name + ".weight"]  # noqa: E731
         inside = norm(x, part("input_layernorm"))
+        inside, leave = convolutions(inside, f"layers.{layer}.attention_conv", tensors)
         both = torch.cat((context, inside))
         query = norm((inside @ part("self_attn.q_proj").T).view(BLOCK, NH, HD), part("self_attn.q_norm"))
         key = norm((both @ part("self_attn.k_proj").T).view(-1, KV, HD), part("self_attn.k_norm"))
         value = (both @ part("self_attn.v_proj").T).view(-1, KV, HD).repeat_interleave(NH // KV, 1)
         query, key = turned(query, positions[ANCHOR:]), turned(key, positions).repeat_interleave(NH // KV, 1)
         weights = torch.einsum("qhd,khd->hqk", query, key).div(math.sqrt(HD)).softmax(-1)
-        x = x + torch.einsum("hqk,khd->qhd", weights, value).reshape(BLOCK, -1) @ part("self_attn.o_proj").T
-        inside = norm(x, part("post_attention_layernorm"))
-        x = x + (F.silu(inside @ part("mlp.gate_proj").T) * (inside @ part("mlp.up_proj").T)) @ part("mlp.down_proj").T
+        x = x + leave(torch.einsum("hqk,khd->qhd", weights, value).reshape(BLOCK, -1) @ part("self_attn.o_proj").T)
+        inside, leave = convolutions(norm(x, part("post_attention_layernorm")), f"layers.{layer}.mlp_conv", tensors)
+        gated = F.silu(inside @ part("mlp.gate_proj").T) * (inside @ part("mlp.up_proj").T)
+        x = x + leave(gated @ part("mlp.down_proj").T)
     x = norm(x, tensors["norm.weight"])
     depth = BLOCK if first else BLOCK - 1
-    skipped = x[:-depth]
+    whole, skipped = x, x[:-depth]
     x = x[-depth:]
     logits = x @ tensors.get("lm_head.weight", target.head.weight).T
     confidence = None
@@ -220,7 +269,36 @@ def reference(case, tensors, target, tokens):
         weight, bias = (tensors[f"confidence_head.proj.{one}"] for one in ("weight", "bias"))
         read = torch.cat((x, before), -1) if weight.shape[1] > H else x
         confidence = (read @ weight.T + bias)[:, 0]
+    if "candidate_selector.predecessor_codebook" in tensors:
+        before, after, project = (tensors[name] for name in tensors if name.startswith("candidate_selector."))
+        logits = logits + (before[tokens[ANCHOR : ANCHOR + depth]] * (x @ project.T)) @ after.T
+    if "refiner_head.mix_l" in tensors:  # the slots' tokens are those before their own
+        logits = logits + refined(whole, tokens[ANCHOR - 1 : ANCHOR + depth], tensors)[-depth:]
     return logits, confidence
+
+
+def convolutions(x, name, tensors):
+    """What a sub-layer reads for x [b, H], and what is done to what it gives."""
+    if f"{name}.base_kernel" not in tensors:
+        return x, lambda given: given
+    made = (x @ tensors[f"{name}.kernel_projection.weight"].T).view(BLOCK, 2, 2, H // GROUP)
+    kernel = tensors[f"{name}.base_kernel"] + made.repeat_interleave(GROUP, -1)
+    apply = (
+        lambda given, at: (  # noqa: E731
+            given * kernel[:, at, 0] + torch.cat((torch.zeros_like(given[:1]), given[:-1])) * kernel[:, at, 1]
+        )
+    )
+    return apply(x, 0), lambda given: apply(given, 1)
+
+
+def refined(x, before, tensors):
+    """What the refiner adds to the slots x [b, H] after the tokens ``before`` [b], all at once."""
+    part = lambda name: tensors[f"refiner_head.{name}.weight"]  # noqa: E731
+    both = torch.cat((x @ part("down_h").T, x.mean(0, keepdim=True).expand_as(x) @ part("down_g").T), -1)
+    joined = torch.cat((both, part("token_embed")[before]), -1) @ part("in_proj").T
+    joined = joined + torch.einsum("rkj,jr->kr", tensors["refiner_head.mix_l"].tril(), joined)
+    joined = joined + (F.silu(joined @ part("mlp_gate").T) * (joined @ part("mlp_up").T)) @ part("mlp_down").T
+    return joined @ part("readout").T
 
 
 def made_of(before, x, tensors, skipped):
