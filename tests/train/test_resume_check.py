@@ -1,11 +1,15 @@
 """A run is resumed if the settings that decide its weights are those it began with."""
 
+import subprocess
+import sys
+
 import pytest
 import yaml
+from filelock import FileLock
 
 from paceline.train.config import TrainConfig
 from paceline.train.data import Manifest
-from paceline.train.resume_check import check_same_run
+from paceline.train.resume_check import LOCK_FILE, check_same_run, claim
 
 RAW = {
     "target": {"path": "model"},
@@ -38,6 +42,20 @@ def test_changed_setting_is_named(folder):
     config = TrainConfig.model_validate({**RAW, "seed": 4})
     with pytest.raises(ValueError, match="began with seed=0 and now has 4: restore its former value, give another"):
         check_same_run(folder, config, Manifest(files=(), settings=()), required=True)
+
+
+def test_a_folder_that_another_process_trains_into_is_refused(tmp_path):
+    """The lock ends with the process that holds it, however that ends."""
+    program = "import sys, time, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); "
+    program += "print(flush=True); time.sleep(99)"
+    command = [sys.executable, "-c", program, str(tmp_path / LOCK_FILE)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None and one.stdout.readline()  # it prints once it holds the lock
+        with pytest.raises(ValueError, match=f"output={tmp_path}: another process trains into it; wait for it, or"):
+            claim(FileLock(tmp_path / LOCK_FILE))
+        one.kill()
+    claim(lock := FileLock(tmp_path / LOCK_FILE))
+    lock.release()
 
 
 def test_more_steps_lengthen_the_run_and_fewer_are_refused(folder):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from paceline.train.config import ScheduleSection, TrainConfig
@@ -33,6 +34,7 @@ MAY_CHANGE = {
     "card",
 }
 CONFIG_FILE = "config.yaml"
+LOCK_FILE = ".lock"  # held while a process trains into the folder
 RUN_FILES = ("checkpoints", "best", LOG_FILE, CONFIG_FILE, MANIFEST_FILE, DOCUMENTS_FILE)
 STEPS = "schedule.steps"  # may grow; in the log, at the step at which it did
 
@@ -81,6 +83,16 @@ def _check_lengthening(output: Path, section: LayerSkipSection | None, old: int,
             "gradual curriculum over all steps, so it cannot be lengthened; train on in a new run, with another "
             f"output and target.path={output / 'target'}"
         )
+
+
+def claim(lock: FileLock) -> None:
+    """Hold ``lock``, which is in the output folder. Raises ValueError if another process does."""
+    folder = Path(lock.lock_file).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f"output={folder}: another process trains into it; wait for it, or give another") from None
 
 
 def set_aside(output: Path) -> None:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import final
 
 import psutil
 import torch
+from filelock import FileLock
 
 from paceline import __version__
 from paceline.draft_heads.files import save_head
@@ -34,8 +36,8 @@ from paceline.train.loop.schedule import learning_rate_factor
 from paceline.train.loop.trainer import Score, Trainer
 from paceline.train.model_cards import RunRecord, model_card
 from paceline.train.outcome import DRAFT, TARGET, target_directory
-from paceline.train.resume_check import CONFIG_FILE, STEPS, FormerRun, check_same_run, set_aside
-from paceline.train.setup import LoadedModel, build_draft, build_target, build_task, choose_draft_vocabs
+from paceline.train.resume_check import CONFIG_FILE, LOCK_FILE, STEPS, FormerRun, check_same_run, claim, set_aside
+from paceline.train.setup import LoadedModel, build_draft, build_target, build_task, check_lengths, choose_draft_vocabs
 from paceline.train.states.layers import TargetLayers
 from paceline.train.states.making import StoredBatches, StoredStates
 from paceline.train.tasks import Distillation, DraftHeadTask, NextToken, Task
@@ -86,7 +88,7 @@ class Run:
         if config.draft is not None:
             self.draft = build_draft(config.draft, self.target, seed=config.seed, device=device)
         self.data = self.strategy.main_first(self._prepare)  # the others find everything tokenised
-        _check_lengths(config, self.target)
+        check_lengths(config, self.target.lm.max_positions)
         self.task = build_task(config, self.target, self.draft)
         choose_draft_vocabs(self.task, self.data)
         self.states = None
@@ -147,8 +149,19 @@ class Run:
         return median(times[warm_up:]), seconds(trainer.score)
 
     def train(self) -> Score:
-        """Train to the end and write the best weights into the output folder; returns their score."""
+        """Train to the end and write the best weights into the output folder; returns their score.
+
+        Raises ValueError, before anything is written, if another process trains into that folder.
+        """
         output = self.config.output
+        lock = FileLock(output / LOCK_FILE)
+        self.strategy.on_main(lambda: claim(lock))
+        try:
+            return self._train(output)
+        finally:
+            lock.release()
+
+    def _train(self, output: Path) -> Score:
         self.resumed_from = self.strategy.on_main(self._begin)
         loggers: list[Logger] = []
         if self.strategy.main:
@@ -287,23 +300,6 @@ def git_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() or None
-
-
-def _check_lengths(config: TrainConfig, target: LoadedModel) -> None:
-    longest, section = target.lm.max_positions, config.validation
-    if config.batch.length > longest:
-        raise ValueError(f"batch.length={config.batch.length}: the target reads {longest} tokens at most")
-    needed = section.prompt_tokens + section.tokens + section.k
-    if needed > longest:
-        raise ValueError(
-            f"validation: {section.prompt_tokens} + {section.tokens} tokens and {section.k} drafted ones exceed the "
-            f"{longest} that the target reads; lower prompt_tokens or tokens"
-        )
-    if section.prompt_tokens > config.batch.length:
-        raise ValueError(
-            f"validation.prompt_tokens={section.prompt_tokens}: prompts are prefixes of rows, whose batch.length is "
-            f"{config.batch.length}"
-        )
 
 
 def _memory(strategy: Strategy) -> float:

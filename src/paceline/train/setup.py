@@ -146,3 +146,21 @@ def _load(section: ModelSection, *, dtype: torch.dtype, seed: int, device: torch
         return LoadedModel(lm=load(folder, dtype=dtype, device=device), raw=dict(read_config(folder)), folder=folder)
     raw = dict(section.config or {})
     return LoadedModel(lm=random_model(raw, seed).to(device), raw=raw, folder=None)
+
+
+def check_lengths(config: TrainConfig, longest: int) -> None:
+    """Raise ValueError where rows or validations exceed the ``longest`` sequence that the target reads."""
+    section = config.validation
+    if config.batch.length > longest:
+        raise ValueError(f"batch.length={config.batch.length}: the target reads {longest} tokens at most")
+    needed = section.prompt_tokens + section.tokens + section.k
+    if needed > longest:
+        raise ValueError(
+            f"validation: {section.prompt_tokens} + {section.tokens} tokens and {section.k} drafted ones exceed the "
+            f"{longest} that the target reads; lower prompt_tokens or tokens"
+        )
+    if section.prompt_tokens > config.batch.length:
+        raise ValueError(
+            f"validation.prompt_tokens={section.prompt_tokens}: prompts are prefixes of rows, whose batch.length is "
+            f"{config.batch.length}"
+        )

@@ -283,11 +283,11 @@ def convolutions(x, name, tensors):
         return x, lambda given: given
     made = (x @ tensors[f"{name}.kernel_projection.weight"].T).view(BLOCK, 2, 2, H // GROUP)
     kernel = tensors[f"{name}.base_kernel"] + made.repeat_interleave(GROUP, -1)
-    apply = (
-        lambda given, at: (  # noqa: E731
-            given * kernel[:, at, 0] + torch.cat((torch.zeros_like(given[:1]), given[:-1])) * kernel[:, at, 1]
-        )
-    )
+
+    def apply(given, at):
+        before = torch.cat((torch.zeros_like(given[:1]), given[:-1]))
+        return given * kernel[:, at, 0] + before * kernel[:, at, 1]
+
     return apply(x, 0), lambda given: apply(given, 1)
 
 
