@@ -54,6 +54,7 @@ def drafter_of(head, **options):
     return DRAFTERS.find(head.kind)(head=head, lm=CpuDecoder(head.decoder), **options)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("sampled", [0.0, 0.8])
 @pytest.mark.parametrize("name", HEADS)
 def test_drafts_are_those_of_single_calls(name, sampled):
@@ -62,6 +63,7 @@ def test_drafts_are_those_of_single_calls(name, sampled):
     check(lambda: drafter_of(head), target, sampled=sampled)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("dtype", "waves"),
     [(torch.float32, WAVES), (torch.bfloat16, WAVES), (torch.bfloat16, ((0,),)), (torch.float16, WAVES)],
