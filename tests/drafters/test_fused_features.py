@@ -17,6 +17,7 @@ from tests.drafters.feature_heads import fitted, new_head
 from tests.drafters.fused import WAVES, check, check_ends_early, check_left_to_calls, native
 from tests.harness import decoder_for, expected, request, run
 from tests.kernels.cpu.test_fused_drafting import PROCESSING
+from tests.models.layouts import pair
 
 IDS = [token for token in range(64) if token % 3 != 1][:40]  # of draft vocabularies
 HEADS = {
@@ -78,6 +79,22 @@ def test_drafts_of_packed_weights_are_those_of_single_calls(name, dtype, waves):
     head = head_for(lm, name)
     head.use_kernels()
     check(lambda: drafter_of(head), CpuDecoder(lm), sampled=0.8, waves=waves)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("medusa by the target's LM head", "granite"),  # which divides its logits
+        ("medusa without biases", "gpt_neox"),
+        ("mlp_speculator", "gpt_neox"),
+        ("hydra", "gemma"),  # whose factor of embeddings is not of those that a head reads
+        ("hydra of shared blocks", "olmo2"),
+    ],
+)
+def test_drafts_for_targets_of_other_kinds_are_those_of_single_calls(name, layout):
+    target = CpuDecoder(pair(layout, torch.float64)[1])
+    head = head_for(target.lm, name)
+    check(lambda: drafter_of(head), target, sampled=0.8)
 
 
 @pytest.mark.parametrize("processing", ["different", "one"])

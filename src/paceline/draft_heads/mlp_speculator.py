@@ -138,7 +138,7 @@ class MLPSpeculatorHead(FeatureHead):
         assert isinstance(head, nn.Linear)
         return head
 
-    def _parts(self, depth: int) -> "StageParts":
+    def _parts(self, depth: int) -> StageParts:
         tied = self.options.tied
         embedding, norm = (parts[0 if tied else depth] for parts in (self.embeddings, self.norms))
         projection = self.projections[min(depth, 1) if tied else depth]
