@@ -23,6 +23,7 @@ from paceline.draft_heads.layers import (
     sample_anchors,
 )
 from paceline.models.backend import linear_for, pack_layers
+from paceline.models.draft_stages import DraftStages, Normed, Place, Stage, Step
 from paceline.models.native.decoder import DecoderLM
 
 
@@ -72,8 +73,25 @@ class FeatureHead(DraftHead):
         """What the LM head of ``depth`` reads, from the states [N, W] of nodes there."""
 
     @abstractmethod
-    def lm_head_of(self, depth: int) -> nn.Module:
+    def lm_head_of(self, depth: int) -> nn.Linear | nn.Embedding:
         """The LM head of ``depth``: a linear layer, or the embedding that it is tied to."""
+
+    @abstractmethod
+    def stage(self, depth: int) -> Stage:
+        """What ``advance``, ``hidden_of`` and ``lm_head_of`` do at ``depth``, for kernels."""
+
+    @property
+    def stages(self) -> DraftStages:
+        """All depths, with what ``read_feature`` and ``begin`` do before the first, by the weights that it has now."""
+        first, *others = (self.stage(depth) for depth in range(self.sizes.depth))
+        return DraftStages(
+            stages=(replace(first, steps=(*self.first_steps, *first.steps)), *others), draft_ids=self.draft_ids
+        )
+
+    @property
+    def first_steps(self) -> tuple[Step, ...]:
+        """What ``read_feature`` and ``begin`` do."""
+        return (Normed(self.decoder.norm, Place.INPUT, Place.INPUT),) if self.sizes.normalized else ()
 
     def begin(self, feature: Tensor) -> Tensor:
         """The state [N, W] that the root's follows from, of the ``feature`` [N, H]."""

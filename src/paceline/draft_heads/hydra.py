@@ -14,6 +14,7 @@ from paceline.draft_heads.base import DraftHeadConfig
 from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.feature_head import FeatureHead, FeatureHeadConfig, bare_decoder
 from paceline.draft_heads.layers import begin_lm_heads, materialize, own_tensors
+from paceline.models.draft_stages import Activated, Added, Normed, Place, Product, Stage, Step
 from paceline.models.native.decoder import DecoderLM
 
 
@@ -97,13 +98,45 @@ class HydraHead(FeatureHead):
 
     def hidden_of(self, states: Tensor, depth: int) -> Tensor:
         """See FeatureHead."""
-        first, blocks = self.first_blocks[depth], self.blocks[depth]
-        assert isinstance(first, WideBlock) and isinstance(blocks, nn.ModuleList)
+        first = self._first_block(depth)
         x = self.multiply(first.residual, states) + F.silu(self.multiply(first.linear, states))  # identities too
-        for at in range(self.options.num_blocks - 1):
-            x = x + F.silu(self.multiply(blocks[0 if self.options.shared_blocks else at], x))
+        for block in self._blocks_of(depth):
+            x = x + F.silu(self.multiply(block, x))
         return x
 
-    def lm_head_of(self, depth: int) -> nn.Module:
+    def stage(self, depth: int) -> Stage:
         """See FeatureHead."""
-        return self.lm_heads[depth]
+        first, grounded = self._first_block(depth), self.options.grounded
+        residual, steps = first.residual, list[Step]()
+        if isinstance(residual, nn.Linear):
+            steps.append(Product(residual, Place.INPUT, Place.STREAM))
+        else:
+            steps.append(Normed(residual, Place.INPUT, Place.STREAM))
+        for block in (first.linear, *self._blocks_of(depth)):
+            source = Place.INPUT if block is first.linear else Place.STREAM
+            steps += [Product(block, source, Place.INNER), Activated(F.silu, Place.INNER), Added(Place.INNER)]
+        return Stage(
+            state_size=self.hidden_size * (1 + (depth if grounded else 0)),
+            embedding=self.decoder.embed if grounded else None,
+            steps=tuple(steps),
+            next_state=Place.INPUT,
+            lm_head=self.lm_head_of(depth),
+        )
+
+    def lm_head_of(self, depth: int) -> nn.Linear | nn.Embedding:
+        """See FeatureHead."""
+        head = self.lm_heads[depth]
+        assert isinstance(head, nn.Linear)
+        return head
+
+    def _first_block(self, depth: int) -> WideBlock:
+        block = self.first_blocks[depth]
+        assert isinstance(block, WideBlock)
+        return block
+
+    def _blocks_of(self, depth: int) -> list[nn.Linear]:
+        """The blocks of ``depth`` after the first, in the order they run."""
+        found, count = self.blocks[depth], self.options.num_blocks - 1
+        assert isinstance(found, nn.ModuleList)
+        different = [block for block in found if isinstance(block, nn.Linear)]
+        return different * count if self.options.shared_blocks else different

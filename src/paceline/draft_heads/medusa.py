@@ -14,6 +14,7 @@ from paceline.draft_heads.base import DraftHeadConfig
 from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.feature_head import FeatureHead, FeatureHeadConfig, bare_decoder
 from paceline.draft_heads.layers import begin_lm_heads, materialize, own_tensors
+from paceline.models.draft_stages import Activated, Added, Normed, Place, Product, Stage, Step
 from paceline.models.native.decoder import DecoderLM
 
 DECAY = 0.8  # of the weights of the depths' losses
@@ -89,20 +90,44 @@ class MedusaHead(FeatureHead):
 
     def hidden_of(self, states: Tensor, depth: int) -> Tensor:
         """See FeatureHead."""
-        blocks = self.blocks[depth]
-        assert isinstance(blocks, nn.ModuleList)
-        for at in range(self.options.num_blocks):
-            block = blocks[0 if self.options.shared_blocks else at]
+        for block in self._blocks_of(depth):
             states = states + F.silu(self.multiply(block, states))
         return states
 
-    def lm_head_of(self, depth: int) -> nn.Module:
+    def stage(self, depth: int) -> Stage:
+        """See FeatureHead."""
+        steps: list[Step] = [Normed(nn.Identity(), Place.INPUT, Place.STREAM)]
+        for block in self._blocks_of(depth):
+            steps += [Product(block, Place.STREAM, Place.INNER), Activated(F.silu, Place.INNER), Added(Place.INNER)]
+        return Stage(
+            state_size=self.hidden_size,
+            embedding=None,
+            steps=tuple(steps),
+            next_state=Place.INPUT,
+            lm_head=self.lm_head_of(depth),
+            divisor=self._divisor,
+        )
+
+    def lm_head_of(self, depth: int) -> nn.Linear | nn.Embedding:
         """See FeatureHead."""
         if self.options.lm_head == "target":
             return self.decoder.embed if self.decoder.head is None else self.decoder.head
-        return self.lm_heads[depth if self.options.lm_head == "own" else 0]
+        head = self.lm_heads[depth if self.options.lm_head == "own" else 0]
+        assert isinstance(head, nn.Linear)
+        return head
 
     def logits_of(self, states: Tensor, depth: int) -> Tensor:
         logits = super().logits_of(states, depth)
-        whole = self.options.lm_head == "target" and self.decoder.logits_divisor != 1.0
-        return logits / self.decoder.logits_divisor if whole else logits
+        return logits if self._divisor == 1.0 else logits / self._divisor
+
+    @property
+    def _divisor(self) -> float:
+        """Of its logits, which are the target's if the LM head is: others have it in their weights."""
+        return self.decoder.logits_divisor if self.options.lm_head == "target" else 1.0
+
+    def _blocks_of(self, depth: int) -> list[nn.Linear]:
+        """The blocks of ``depth`` in the order they run."""
+        found, count = self.blocks[depth], self.options.num_blocks
+        assert isinstance(found, nn.ModuleList)
+        different = [block for block in found if isinstance(block, nn.Linear)]
+        return different * count if self.options.shared_blocks else different

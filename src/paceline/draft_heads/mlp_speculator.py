@@ -4,7 +4,7 @@ N nodes, H the target's hidden size, W the state's width, V vocabulary.
 """
 
 import math
-from typing import ClassVar, Self, final
+from typing import ClassVar, NamedTuple, Self, final
 
 import torch
 from pydantic import Field
@@ -15,9 +15,12 @@ from paceline.draft_heads.base import DraftHeadConfig
 from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.feature_head import FeatureHead, FeatureHeadConfig, bare_decoder
 from paceline.draft_heads.layers import materialize, own_tensors
+from paceline.models.draft_stages import Activated, Added, Normed, Place, Product, Stage, Step
 from paceline.models.native.decoder import DecoderLM
+from paceline.models.native.layers import BiasedRMSNorm
 
 EPS = 1e-6
+INPUT_FACTOR = 0.5**0.5  # of a scaled input
 
 
 class MLPSpeculatorConfig(FeatureHeadConfig):
@@ -29,18 +32,12 @@ class MLPSpeculatorConfig(FeatureHeadConfig):
     tied: bool = False  # whether stages share embedding, norm and LM head, and those after the first their projection
 
 
-class ScaledNorm(nn.Module):
-    """Root-mean-square norm with weight and bias, or with neither."""
+class StageParts(NamedTuple):
+    """What leads from one state to the next."""
 
-    def __init__(self, size: int, *, affine: bool = True) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size)) if affine else None
-        self.bias = nn.Parameter(torch.zeros(size)) if affine else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        x = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype)
-        return x if self.weight is None or self.bias is None else x * self.weight + self.bias
+    projection: nn.Linear
+    embedding: nn.Embedding
+    norm: nn.Module
 
 
 @final
@@ -68,9 +65,9 @@ class MLPSpeculatorHead(FeatureHead):
         self.projections = nn.ModuleList(
             nn.Linear(size if at == 0 else width, width, bias=False) for at in range(projections)
         )
-        self.norms = nn.ModuleList(ScaledNorm(width) for _ in range(count))
+        self.norms = nn.ModuleList(BiasedRMSNorm(width, EPS) for _ in range(count))
         self.lm_heads = nn.ModuleList(nn.Linear(width, self.draft_vocab_size, bias=False) for _ in range(count))
-        self.input_norm = ScaledNorm(size, affine=False)
+        self.input_norm = BiasedRMSNorm(size, EPS, affine=False)
         state_factor = 0.5 ** (0.5 / config.depth)
         self.token_factor = math.sqrt((1 - state_factor**2) * width / 2) / state_factor
 
@@ -101,19 +98,49 @@ class MLPSpeculatorHead(FeatureHead):
 
     def begin(self, feature: Tensor) -> Tensor:
         """See FeatureHead."""
-        return self.input_norm(feature) * 0.5**0.5 if self.options.scaled_input else feature
+        return self.input_norm(feature) * INPUT_FACTOR if self.options.scaled_input else feature
+
+    @property
+    def first_steps(self) -> tuple[Step, ...]:
+        """See FeatureHead."""
+        scaled = Normed(self.input_norm, Place.INPUT, Place.INPUT, INPUT_FACTOR)
+        return (*super().first_steps, scaled) if self.options.scaled_input else super().first_steps
 
     def advance(self, states: Tensor, tokens: Tensor, depth: int) -> Tensor:
         """See FeatureHead."""
-        stage = 0 if self.options.tied else depth
-        projection = self.projections[min(depth, 1) if self.options.tied else depth]
-        added = self.embeddings[stage](tokens) * self.token_factor
-        return F.gelu(self.norms[stage](self.multiply(projection, states) + added))
+        parts = self._parts(depth)
+        added = parts.embedding(tokens) * self.token_factor
+        return F.gelu(parts.norm(self.multiply(parts.projection, states) + added))
+
+    def stage(self, depth: int) -> Stage:
+        """See FeatureHead."""
+        parts = self._parts(depth)
+        return Stage(
+            state_size=parts.projection.in_features,
+            embedding=parts.embedding,
+            steps=(
+                Product(parts.projection, Place.INPUT, Place.STREAM),
+                Added(Place.INPUT, self.token_factor),
+                Normed(parts.norm, Place.STREAM, Place.STREAM),
+                Activated(F.gelu, Place.STREAM),
+            ),
+            next_state=Place.STREAM,
+            lm_head=self.lm_head_of(depth),
+        )
 
     def hidden_of(self, states: Tensor, depth: int) -> Tensor:
         """The state itself."""
         return states
 
-    def lm_head_of(self, depth: int) -> nn.Module:
+    def lm_head_of(self, depth: int) -> nn.Linear | nn.Embedding:
         """See FeatureHead."""
-        return self.lm_heads[0 if self.options.tied else depth]
+        head = self.lm_heads[0 if self.options.tied else depth]
+        assert isinstance(head, nn.Linear)
+        return head
+
+    def _parts(self, depth: int) -> StageParts:
+        tied = self.options.tied
+        embedding, norm = (parts[0 if tied else depth] for parts in (self.embeddings, self.norms))
+        projection = self.projections[min(depth, 1) if tied else depth]
+        assert isinstance(projection, nn.Linear) and isinstance(embedding, nn.Embedding)
+        return StageParts(projection, embedding, norm)

@@ -5,6 +5,7 @@ R rows, B = R, n nodes, H hidden size, W the width of a node's state, V vocabula
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from paceline.core.admission import Admission
@@ -17,18 +18,19 @@ from paceline.drafters.hidden_states import check_head_target
 from paceline.drafters.last_states import LastHiddenStates
 from paceline.drafters.tree.base import GrownTree
 from paceline.drafters.tree.shapes import Shape
-from paceline.models.base import LM
+from paceline.models.base import LM, FusedDrafting, PendingInputs
 
 
 class FeatureDrafter(GrowingDrafter):
     """Drafts no deeper than ``head`` predicts, with a state per node that was scored.
 
-    ``lm`` is the head's decoder in the form that runs here (None: itself). It tells sizes and is not run: the head has
-    matrices alone. ``shape`` (None: a chain) is what it drafts, ``draws`` (None: all that the shape allows) limits how
-    tokens are drawn. Raises ValueError if the shape allows none of them.
+    ``lm`` is the head's decoder in the form that runs here (None: itself). It drafts chains in one call if it can, and
+    is not run otherwise: the head has matrices alone. ``shape`` (None: a chain) is what it drafts, ``draws`` (None: all
+    that the shape allows) limits how tokens are drawn. Raises ValueError if the shape allows none of them.
     """
 
     inputs = frozenset()
+    maps_fused = True
     num_reread = 1
 
     def __init__(
@@ -57,8 +59,13 @@ class FeatureDrafter(GrowingDrafter):
     def check_target(self, context: DrafterContext) -> None:
         check_head_target(context, num_layers=self.head.taps[-1], vocab_size=self.head.decoder.vocab_size)
 
+    def bind(self, context: DrafterContext) -> None:
+        """What the head computes at each depth, by the weights that it has now."""
+        self.draft_stages = self.head.stages
+
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
-        """One hidden state per row."""
+        """One hidden state per row; the cache of a decoder without layers is empty."""
+        self.cache = self.lm.new_cache(context.rows, 1).view()
         self.states = LastHiddenStates(
             tap=self.head.taps[0],
             count=1,
@@ -75,9 +82,13 @@ class FeatureDrafter(GrowingDrafter):
         """Keep the states before the roots."""
         self.states.admit(admission, hidden)
 
-    def can_draft_fused(self, context: DrafterContext) -> bool:
-        """The kernel has no such head."""
-        return False
+    def draft_fused(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
+        """Draft from the state before the root in one call."""
+        assert isinstance(self.lm, FusedDrafting)
+        pending = PendingInputs(
+            count=self.reads.to(torch.int64), max_count=1, states=self.states.states, stages=self.draft_stages
+        )
+        return self.lm.draft_fused(batch, self.cache, pending, tokens, valid, greedy=greedy)
 
     def read_root(self, batch: Batch) -> Tensor:
         before = self.head.begin(self.head.read_feature(self.states.states[:, 0]))

@@ -72,8 +72,7 @@ def linear_for(layer: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tenso
     assert isinstance(layer, nn.Linear | nn.Embedding)
     if not _has_kernels(layer, dtype):
         return (lambda x: F.linear(x, layer.weight)) if isinstance(layer, nn.Embedding) else layer
-    multiply, bias = gemm_with_layer(layer, dtype), layer.bias if isinstance(layer, nn.Linear) else None
-    return multiply if bias is None else lambda x: multiply(x) + bias
+    return gemm_with_layer(layer, dtype)
 
 
 def _has_kernels(module: nn.Module, dtype: torch.dtype) -> bool:

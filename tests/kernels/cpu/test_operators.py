@@ -12,6 +12,7 @@ from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
 from paceline.core.stats import Stats
 from paceline.core.tree import Tree
+from paceline.draft_heads.medusa import MedusaConfig, MedusaHead
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
@@ -138,11 +139,15 @@ def drafts():
     tokens, valid = torch.ones(ROWS, 1 + DEPTH, dtype=torch.int64), torch.ones(ROWS, 1 + DEPTH, dtype=torch.bool)
     chain = (batch.processing.vocab_size, batch.tokens, batch.length, tokens, valid, False)
     count = torch.zeros(ROWS, dtype=torch.int64)
-    alone = (*[None] * 4, *[None] * 4, (), None, None)
+    alone = (*[None] * 9, (), None, None)
     yield "draft_fused", flat(*called, *[None] * 14, *chain, *[None] * 3, count, 0, None, *alone)
     states = torch.zeros(ROWS, 1, size, dtype=model.dtype)
     hidden = torch.zeros(ROWS, 1 + DEPTH, size, dtype=model.dtype)
-    shared = (None, None, None, handle, KVView.of(other), other.layers, hidden, torch.ones_like(hidden))
+    stages = MedusaHead.make(MedusaConfig(), model.lm, generator=torch.Generator()).stages
+    HELD.append(stages)
+    reads = (count + 1, 1, states, None, None, stages.handle)
+    yield "draft_fused", flat(*called, *[None] * 14, *chain, *[None] * 3, *reads, *alone[3:])
+    shared = (None, None, None, None, handle, KVView.of(other), other.layers, hidden, torch.ones_like(hidden))
     batch.early_stop.plan(StopRule(((0.6,) * LEVELS,) * ROWS, (0.5,) * ROWS))  # after one token
     batch.early_stop.notes.zero_()
     stops = batch.early_stop.columns

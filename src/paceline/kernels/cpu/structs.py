@@ -99,14 +99,25 @@ class Model(Structure):
 
 
 class PairInput(Structure):
-    """How a head over pairs joins a token's embedding and a feature."""
+    """How a head over pairs joins a token's embedding and a feature, and where the next feature is."""
 
     __slots__ = ()
 
     _fields_ = [
         ("operations", ctypes.POINTER(Operation)),
-        *((name, c_int64) for name in "num_operations embedding feature zero_first normed_output".split()),
+        *(
+            (name, c_int64)
+            for name in "num_operations embedding feature feature_size zero_first output output_size".split()
+        ),
     ]
+
+
+class Stage(Structure):
+    """One depth of a draft by a head without layers that has weights of its own for each."""
+
+    __slots__ = ()
+
+    _fields_ = [("model", Model), ("pair", PairInput)]
 
 
 class Call(Structure):
@@ -154,6 +165,7 @@ class FusedDraft(Structure):
         *((name, c_void_p) for name in ("hidden", "added")),
         *((name, c_int64) for name in ("added_row_step", "added_step")),
         *((name, c_void_p) for name in "least acceptance notes target_ids".split()),
+        ("stages", ctypes.POINTER(Stage)),
     ]
 
 

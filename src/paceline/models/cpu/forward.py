@@ -22,9 +22,12 @@ from paceline.kernels.cpu.operators import WORKSPACES, entry, kernel_op, pointer
 from paceline.kernels.cpu.sampling import ProcessorTensors, sampling_options
 from paceline.kernels.cpu.structs import Buffer, Call, FusedDraft, Operation
 from paceline.kernels.cpu.structs import PairInput as KernelPairInput
+from paceline.kernels.cpu.structs import Stage as KernelStage
 from paceline.models.base import INPUT_PROJECTIONS, PAIR_INPUTS, InputProjection, LogitsFor, PairInput
 from paceline.models.cpu.packed_weights import PackedEmbedding, packed_set
 from paceline.models.cpu.program import Program, compile_input_projection, compile_pair_input, compile_program
+from paceline.models.cpu.stages import compile_stages
+from paceline.models.draft_stages import DRAFT_STAGES, DraftStages
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.sublayers import SkippedSublayers
 
@@ -52,6 +55,16 @@ class Compiled(NamedTuple):
     sin: Tensor
 
 
+class CompiledStages(NamedTuple):
+    """The stages of a head as the kernel reads them, valid while their weights stay where they are."""
+
+    handle: int  # of the stages
+    place: list[int]  # where the weights are
+    array: ctypes.Array[KernelStage]
+    weights: Sequence[Tensor]
+    arrays: tuple[object, ...]  # that ``array`` points to
+
+
 @final
 class KernelModel:
     """``lm`` without ``skipped`` compiled for the kernel, by a handle that stands for its weights in operators.
@@ -68,6 +81,7 @@ class KernelModel:
         load_kernel(self.isa)
         self._input_projection: tuple[int, ctypes.Array[Operation], tuple[Tensor, ...]] | None = None
         self._pair_input: tuple[tuple[int, ...], KernelPairInput, tuple[object, ...]] | None = None
+        self._stages: CompiledStages | None = None
         _MODELS[self.handle] = self
 
     @property
@@ -108,6 +122,15 @@ class KernelModel:
         if self._pair_input is None or self._pair_input[0] != place:
             self._pair_input = (place, *compile_pair_input(self.lm, pairs))
         return self._pair_input[1]
+
+    def compile_stages(self, stages: DraftStages) -> ctypes.Array[KernelStage]:
+        """The depths of ``stages``, compiled again if weights of theirs were moved."""
+        known = self._stages
+        if known is None or known.handle != stages.handle or [one.data_ptr() for one in known.weights] != known.place:
+            array, weights, arrays = compile_stages(self.lm, stages)
+            place = [one.data_ptr() for one in weights]
+            known = self._stages = CompiledStages(stages.handle, place, array, weights, arrays)
+        return known.array
 
     def _compile(self) -> Compiled:
         program, embeddings = compile_program(self.lm, self.skipped), self.embeddings
@@ -197,6 +220,7 @@ def draft_fused(
     states: Tensor | None,
     input_projection: int | None,
     pairs: int | None,
+    stages: int | None,
     target_ids: Tensor | None,
     shared_model: int | None,
     shared: KVView | None,
@@ -208,12 +232,13 @@ def draft_fused(
 
     ``early_stop`` (None: it never does) ends chains and takes their notes (core/early_stop); what is not drafted is
     not ``valid`` any more. ``sequences`` [B, T] of ``length`` [B] are the batch's; ``target_ids`` (None: the same) are
-    those of the logits; ``input_projection``, ``pairs`` and the models are handles.
+    those of the logits; ``input_projection``, ``pairs``, ``stages`` and the models are handles.
     """
     held, memory, rows = _MODELS[model], WORKSPACES[workspace], len(tokens)
     compiled = held.at(cache.keys.shape[2])
-    call = _call(compiled, cache, layers, rows=rows, nodes=1, logits_for=LogitsFor.ALL.value)
-    call.chain = True
+    own = layers if stages is None else ()  # stages have none
+    call = _call(compiled, cache, own, rows=rows, nodes=1, logits_for=LogitsFor.ALL.value)
+    call.chain, program = True, compiled.program.model
     draft = FusedDraft(
         depth=tokens.shape[1] - 1,
         vocab=vocab if target_ids is not None else min(held.lm.vocab_size, vocab),
@@ -234,6 +259,9 @@ def draft_fused(
         draft.input_projection = held.compile_projection(INPUT_PROJECTIONS[input_projection])
     if pairs is not None:
         call.pair = ctypes.pointer(held.compile_pairs(PAIR_INPUTS[pairs]))
+    if stages is not None:
+        draft.stages = held.compile_stages(DRAFT_STAGES[stages])
+        program, call.pair = draft.stages[0].model, ctypes.pointer(draft.stages[0].pair)
     if target_ids is not None:
         draft.target_ids = target_ids.data_ptr()
     if shared is not None and shared_model is not None and hidden is not None:
@@ -246,7 +274,7 @@ def draft_fused(
             added = row_major(added)
             draft.added, draft.added_row_step, draft.added_step = added.data_ptr(), *added.stride()[:2]
     options = pointers_of(sampling, sampling_options)
-    structs = (compiled.program.model, call, options)
+    structs = (program, call, options)
     entry(held.isa, "draft_fused", compiled.dtype)(
         ctypes.c_void_p(memory.address),
         *map(ctypes.byref, structs),

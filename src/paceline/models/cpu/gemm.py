@@ -27,7 +27,7 @@ def gemm_with_weight(weight: Tensor, *, packed: bool = True) -> Callable[[Tensor
 
 
 def gemm_with_layer(layer: nn.Linear | nn.Embedding, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """The same with the weight of ``layer`` as stored, quantized or not, and rows of ``dtype``; without bias.
+    """The same with the weight of ``layer`` as stored, quantized or not, its bias, and rows of ``dtype``.
 
     An embedding table is that of the LM head which is tied to it.
 
@@ -47,6 +47,8 @@ def gemm_with_layer(layer: nn.Linear | nn.Embedding, dtype: torch.dtype) -> Call
         return tensor.data_ptr()
 
     set_weight(operation, layer, point)
+    if isinstance(layer, nn.Linear) and layer.bias is not None:
+        operation.bias = point(layer.bias)
 
     def multiply(x: Tensor) -> Tensor:
         assert refs and x.is_contiguous() and x.dtype == dtype

@@ -18,6 +18,7 @@ from paceline.models.native.blocks import (
 )
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import (
+    BiasedRMSNorm,
     GatedFFN,
     LateRMSNorm,
     OffsetRMSNorm,
@@ -34,6 +35,7 @@ NORMS: dict[type[nn.Module], NormVariant] = {
     RMSNorm: NormVariant.RMS,
     LateRMSNorm: NormVariant.RMS_LATE,
     OffsetRMSNorm: NormVariant.RMS_OFFSET,
+    BiasedRMSNorm: NormVariant.RMS,
     nn.LayerNorm: NormVariant.LAYER,
 }
 ACTIVATIONS: dict[Callable[[Tensor], Tensor], Activation] = {
@@ -205,23 +207,24 @@ class OperationWriter:
         *,
         offset: int = 0,
         target_offset: int | None = None,
+        factor: float = 1.0,
     ) -> Operation:
         """A norm over whole rows, or over ``size`` elements from ``offset`` on, written from ``target_offset`` (None:
-        from ``offset``). One that is an identity copies.
+        from ``offset``), times ``factor``. One that is an identity copies.
         """
-        place = dict(source=source, target=target, inner=size or self.widths[source], count=1)
+        place = dict(source=source, target=target, inner=size or self.widths[source], count=1, factor=factor)
         place |= dict(offset=offset, outer=offset if target_offset is None else target_offset)
         if isinstance(norm, nn.Identity):
             return Operation(kind=Kind.NORM, variant=NormVariant.COPY, **place)
-        if type(norm) not in NORMS or not isinstance(norm, RMSNorm | nn.LayerNorm):
+        if type(norm) not in NORMS or not isinstance(norm, RMSNorm | BiasedRMSNorm | nn.LayerNorm):
             raise UnsupportedError(f"a {type(norm).__name__}")
-        bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
+        bias = None if isinstance(norm, RMSNorm) else norm.bias
         return Operation(
             kind=Kind.NORM,
             variant=NORMS[type(norm)],
             **place,
             eps=norm.eps,
-            weight=self.point(norm.weight),
+            weight=None if norm.weight is None else self.point(norm.weight),
             bias=None if bias is None else self.point(bias),
         )
 
@@ -247,19 +250,28 @@ class OperationWriter:
         if isinstance(layer, PackedLayer) and layer.layout != panel_layout(self.dtype, layer.FORMAT, isa=layer.isa):
             raise UnsupportedError(f"a packed matrix in a model of {self.dtype} that was packed for another precision")
 
-    def head(self, lm: DecoderLM, source: Buffer, target: Buffer) -> Operation:
-        """The LM head, with a matrix of its own or tied to the embedding."""
-        if lm.head is not None:
-            return self.linear(lm.head, source, target)
-        inner, outer = lm.embed.embedding_dim, lm.embed.num_embeddings
+    def head(self, layer: nn.Linear | nn.Embedding, source: Buffer, target: Buffer) -> Operation:
+        """An LM head, with a matrix of its own or tied to an embedding."""
+        if isinstance(layer, nn.Linear):
+            return self.linear(layer, source, target)
+        inner, outer = layer.embedding_dim, layer.num_embeddings
         product = Operation(kind=Kind.LINEAR, source=source, target=target, inner=inner, outer=outer)
-        if isinstance(lm.embed, PackedEmbedding):
-            self.check_layout(lm.embed)
-            product.variant, product.weight = WeightFormat.PACKED, self.point(lm.embed.panels)
+        if isinstance(layer, PackedEmbedding):
+            self.check_layout(layer)
+            product.variant, product.weight = WeightFormat.PACKED, self.point(layer.panels)
         else:
-            product.weight = self.point(lm.embed.weight)
+            product.weight = self.point(layer.weight)
         return product
 
-    def add(self, source: Buffer, target: Buffer) -> Operation:
-        """One buffer added to another."""
-        return Operation(kind=Kind.ADD, source=source, target=target, inner=self.widths[source], factor=1.0)
+    def table(self, embedding: nn.Embedding) -> tuple[int, int]:
+        """A pointer to an embedding table, and the rows of a panel of it, 0 if it is not packed."""
+        if isinstance(embedding, PackedEmbedding):
+            return self.point(embedding.panels), embedding.layout.width
+        return self.point(embedding.weight), 0
+
+    def add(
+        self, source: Buffer, target: Buffer, size: int | None = None, *, offset: int = 0, factor: float = 1.0
+    ) -> Operation:
+        """One buffer, or ``size`` elements of it from ``offset`` on, times ``factor``, added to another."""
+        size = size or self.widths[source]
+        return Operation(kind=Kind.ADD, source=source, target=target, inner=size, offset=offset, factor=factor)

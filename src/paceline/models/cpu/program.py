@@ -9,7 +9,6 @@ from paceline.kernels.cpu.structs import Buffer, Model, Operation
 from paceline.kernels.cpu.structs import PairInput as KernelPairInput
 from paceline.models.base import InputProjection, PairInput
 from paceline.models.cpu.operations import DTYPES, OperationWriter, UnsupportedError
-from paceline.models.cpu.packed_weights import PackedEmbedding
 from paceline.models.native.blocks import Part, parts_of
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.pair_block import PairBlock
@@ -39,6 +38,7 @@ def compile_program(lm: DecoderLM, skipped: SkippedSublayers | None = None) -> P
     config = lm.config
     head_dim, heads, kv_heads = config.head_dim, config.num_heads, config.num_kv_heads
     interleaved = config.attention.interleaved  # query, key and value of a head are adjacent
+    embedding, panel_rows = writer.table(lm.embed)
     array = (Operation * len(operations))(*operations)
     layers = (ctypes.c_int64 * len(starts))(*starts)
     model = Model(
@@ -58,16 +58,16 @@ def compile_program(lm: DecoderLM, skipped: SkippedSublayers | None = None) -> P
         float32_rotary=config.rotary is not None and config.rotary.wide,
         width=(ctypes.c_int64 * len(Buffer))(*(writer.widths[buffer] for buffer in Buffer)),
         scale=head_dim**-0.5,
-        panel_rows=lm.embed.layout.width if isinstance(lm.embed, PackedEmbedding) else 0,
+        panel_rows=panel_rows,
         input=Buffer.PAIR if any(isinstance(block, PairBlock) for block in lm.blocks[:1]) else Buffer.STREAM,
         embedding_factor=lm.embedding_factor,
         divisor=lm.logits_divisor,
-        embedding=writer.point(lm.embed.panels if isinstance(lm.embed, PackedEmbedding) else lm.embed.weight),
+        embedding=embedding,
         position=None if lm.position is None else writer.point(lm.position.weight),
         operations=array,
         layers=layers,
         norm=writer.norm(lm.norm, Buffer.STREAM, Buffer.NORMED),
-        head=writer.head(lm, Buffer.NORMED, Buffer.STREAM),
+        head=writer.head(lm.embed if lm.head is None else lm.head, Buffer.NORMED, Buffer.STREAM),
     )
     return Program(model, (array, layers, *writer.refs))
 
@@ -99,7 +99,9 @@ def compile_pair_input(lm: DecoderLM, pairs: PairInput) -> tuple[KernelPairInput
         num_operations=len(operations),
         embedding=embedding,
         feature=feature,
+        feature_size=size,
         zero_first=pairs.zero_first,
-        normed_output=pairs.normed_output,
+        output=Buffer.NORMED if pairs.normed_output else Buffer.STREAM,
+        output_size=size,
     )
     return read, (array, *writer.refs)

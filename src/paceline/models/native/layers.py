@@ -102,6 +102,21 @@ class OffsetRMSNorm(RMSNorm):
         return (wide * scale * (1.0 + self.weight.to(wide.dtype))).to(x.dtype)
 
 
+class BiasedRMSNorm(nn.Module):
+    """Root-mean-square norm with weight and bias, or with neither, rounded to the model's precision in between."""
+
+    def __init__(self, size: int, eps: float, *, affine: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(size)) if affine else None
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        x = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return x if self.weight is None or self.bias is None else x * self.weight + self.bias
+
+
 def embedding_factor(factor: float, dtype: torch.dtype) -> float:
     """``factor`` rounded to ``dtype`` by way of float32, as Gemma does."""
     single = _rounded(factor, torch.float32)

@@ -40,11 +40,16 @@ inline void norm(const Operation &op, const T *x, T *y) {
     });
     const A scale = A(1) / std::sqrt(sum(squares) / size + A(op.eps));
     for_each_vector<T>(size, [&](int i, auto count) {
-        V v = (load_partial(x + i, count) - mean) * scale, w = load_partial(weight + i, count);
-        if (op.variant == RMS) v = round_vector<T>(v) * w;
-        if (op.variant == RMS_LATE) v = v * w;
-        if (op.variant == RMS_OFFSET) v = v * (w + A(1));
-        if (op.variant == LAYER) v = bias ? v * w + load_partial(bias + i, count) : v * w;
+        V v = (load_partial(x + i, count) - mean) * scale;
+        if (weight) {
+            const V w = load_partial(weight + i, count);
+            if (op.variant == RMS) v = round_vector<T>(v) * w;
+            if (op.variant == RMS_LATE) v = v * w;
+            if (op.variant == RMS_OFFSET) v = v * (w + A(1));
+            if (op.variant == LAYER) v = bias ? v * w + load_partial(bias + i, count) : v * w;
+            if (op.variant == RMS && bias) v = round_vector<T>(v) + load_partial(bias + i, count);
+        }
+        if (op.factor != 1) v = round_vector<T>(v) * A(op.factor);
         store_partial(y + i, v, count);
     });
 }

@@ -164,12 +164,13 @@ class Forward {
             for (int i = begin; i < end; i++) {
                 const Node at = nodes_[i];
                 const T *given = (const T *)call_.resumed + at.row * call_.resumed_row_step + at.node * call_.resumed_step;
+                std::memcpy(buffer(PAIR, i) + pair.feature, given, pair.feature_size * sizeof(T));
+                if (pair.embedding < 0) continue;
                 T *embedded = buffer(PAIR, i) + pair.embedding;
                 if (pair.zero_first && call_.length[at.row] + call_.depth[at.row * call_.depth_step + at.node] == 0)
                     std::memset(embedded, 0, model_.hidden * sizeof(T));
                 else
                     copy_embedding(call_.tokens[at.row * call_.tokens_step + at.node], embedded);
-                std::memcpy(buffer(PAIR, i) + pair.feature, given, model_.hidden * sizeof(T));
             }
         });
         for (int first = 0; first < (int)nodes_.size(); first += CHUNK)
@@ -210,13 +211,15 @@ class Forward {
                     for (int h = 0; h < op.count; h++)
                         norm(op, x + op.offset + h * op.inner, y + op.outer + h * op.inner);
                 });
-            case ADD: return each([&](int, const T *x, T *y) { add(op, x, y); });
+            case ADD: return each([&](int, const T *x, T *y) { add(op, x + op.offset, y); });
             case ROTATE:
                 return each([&](int i, const T *, T *y) { rotate_and_store(model_, call_, op, layer, nodes[i], y); });
             case GATE:
             case ACTIVATE:
                 return worker.parallel_for(op.inner, ACTIVATION_CHUNK, [&](int begin, int end) {
-                    for (int i = 0; i < size; i++) activate(op, buffer(op.source, i), buffer(op.target, i), begin, end);
+                    for (int i = 0; i < size; i++)
+                        activate(op, buffer(op.source, row_of(op.source, first, i)),
+                                 buffer(op.target, row_of(op.target, first, i)), begin, end);
                 });
             case ATTEND: return attend(layer, nodes, size, attention, worker);
             default: {
@@ -249,11 +252,12 @@ class Forward {
         const int size = std::min<int>(CHUNK, logit_nodes_.size() - first);
         worker.parallel_for(size, ROW_CHUNK, [&](int begin, int end) {
             for (int i = begin; i < end; i++) {
-                const T *x = buffer(STREAM, logit_nodes_[first + i]);
-                norm(model_.norm, x, buffer(NORMED, i));
-                if (call_.outputs)
-                    std::memcpy((T *)call_.outputs + logit_rows_[first + i] * model_.hidden,
-                                call_.pair->normed_output ? buffer(NORMED, i) : x, model_.hidden * sizeof(T));
+                norm(model_.norm, buffer(STREAM, logit_nodes_[first + i]), buffer(NORMED, i));
+                if (!call_.outputs) continue;
+                const PairInput &pair = *call_.pair;
+                std::memcpy((T *)call_.outputs + logit_rows_[first + i] * pair.output_size,
+                            buffer(pair.output, whole(pair.output) ? logit_nodes_[first + i] : i),
+                            pair.output_size * sizeof(T));
             }
         });
         const OutputRows<T> logits{(T *)call_.logits, model_.vocab, &logit_rows_[first]};

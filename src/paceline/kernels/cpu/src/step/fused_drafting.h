@@ -3,7 +3,8 @@
 // First the model reads each row's pending inputs up to its root. With shared layers, the first layers of the target
 // read the root and each draft token, and the draft head continues from their hidden states. In their cache the root is
 // the first scratch slot; in the draft head's cache it follows the pending inputs. A head over pairs reads its pending
-// features each with the token after it, the root last, then each draft token with what came out before it.
+// features each with the token after it, the root last, then each draft token with what came out before it. So does a
+// head without layers, which may be another one at each depth.
 // kernels/cpu/structs.py mirrors the struct.
 #pragma once
 
@@ -35,6 +36,7 @@ struct FusedDraft {
     int64_t added_row_step, added_step;
     EarlyStop early_stop;
     const int64_t *target_ids;  // of the model's logits, -1: none; null: the same ids
+    const Stage *stages;        // [depth] the root's first, which is the model and its pairs; null: one for all depths
 };
 
 // Samples the next token of every row that goes on, from processed logits; false if none does.
@@ -165,7 +167,12 @@ void draft_fused(StepMemory<T> &memory, const Model &model, Call call, const Sam
     for (auto *to_uniforms : {&chosen, &position, &lengths}) to_uniforms->resize(call.rows);
     const int64_t width = draft.depth + 1;
     call.logits = memory.logits.data();
-    if (call.pair) memory.outputs.resize(call.rows * model.hidden), call.outputs = memory.outputs.data();
+    if (call.pair) {
+        int64_t most = call.pair->output_size;
+        for (int64_t depth = 0; draft.stages && depth < draft.depth; depth++)
+            most = std::max(most, draft.stages[depth].pair.output_size);
+        memory.outputs.resize(call.rows * most), call.outputs = memory.outputs.data();
+    }
     if (draft.target_ids) memory.mapped.assign(call.rows * draft.vocab, narrow<T>(NEG_INF<Acc<T>>));
     read_pending<T>(memory, model, draft, call, lengths.data());
     call.length = lengths.data();
@@ -199,9 +206,10 @@ void draft_fused(StepMemory<T> &memory, const Model &model, Call call, const Sam
             next.ready = next.valid, next.ready_step = next.valid_step;
         }
         if (call.pair) {
-            next.resumed = call.outputs, next.resumed_row_step = model.hidden;  // read before they are written
+            next.resumed = call.outputs, next.resumed_row_step = call.pair->output_size;  // read before they are written
+            if (draft.stages) next.pair = call.pair = &draft.stages[depth].pair;
         }
-        Forward<T>(memory, model, next).run();
+        Forward<T>(memory, draft.stages ? draft.stages[depth].model : model, next).run();
     }
 }
 

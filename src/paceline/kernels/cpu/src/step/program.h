@@ -18,8 +18,8 @@ struct Operation {
     int64_t kind, variant;
     int64_t source, target;  // buffers
     int64_t inner, outer;    // inputs and outputs per row, or per head; outer of a norm: offset of the first output
-    int64_t count, offset;   // heads of a norm, and the offset of the first in a row
-    double eps, factor;
+    int64_t count, offset;   // heads of a norm; offset of the first input in a row, of norms and additions
+    double eps, factor;      // factor of what is added, or of a norm's output; 1: none
     const void *weight, *bias, *scales;  // of quantized weights: count bytes from row to row
 };
 
@@ -40,13 +40,23 @@ struct Model {
     Operation norm, head;
 };
 
-// How a head over pairs reads a token and a feature of the model's width: the token's embedding and the feature lie at
-// these offsets of PAIR, and the operations make the first layer's input of them.
+// How a head over pairs reads a token and a feature: the token's embedding, of the model's width, and the feature lie at
+// these offsets of PAIR, and the operations make the first layer's input of them. The next token's feature are the first
+// elements of a buffer: STREAM or NORMED, before or after the model's norm, or PAIR.
 struct PairInput {
     const Operation *operations;
-    int64_t num_operations, embedding, feature;
-    int64_t zero_first;     // the embedding of position 0 is zero
-    int64_t normed_output;  // what comes out is paired after the model's norm, not before
+    int64_t num_operations;
+    int64_t embedding, feature;  // embedding of -1: the token is not read
+    int64_t feature_size;
+    int64_t zero_first;  // the embedding of position 0 is zero
+    int64_t output, output_size;
+};
+
+// One depth of a draft by a head that has weights of its own for each, and no layers: its embedding and LM head, and the
+// operations between them.
+struct Stage {
+    Model model;
+    PairInput pair;
 };
 
 struct Call {
@@ -70,7 +80,7 @@ struct Call {
     const void *resumed;
     int64_t resumed_row_step, resumed_step, resumed_layer;
     const PairInput *pair;  // every node has a token, and its feature in resumed; null: no pairs
-    void *outputs;          // [rows, hidden] of nodes with logits: the features of the tokens after them; may be null
+    void *outputs;  // [rows, output_size] of nodes with logits: the features of the tokens after them; may be null
 };
 
 }  // namespace paceline
