@@ -37,9 +37,8 @@ class BlockConfig(DraftHeadConfig):
     markov_rank: int = Field(default=0, ge=0)  # of the matrix of logits that the tokens before add; 0: none
     markov_head: MarkovKind = "vanilla"  # what it reads (draft_heads/markov)
     markov_ratio: int = Field(default=2, ge=1)  # of the feed-forward network of a refiner to its rank
-    candidates: int | None = Field(
-        default=None, ge=1
-    )  # likeliest tokens of a slot alone that may be drafted; None: all
+    # How many of the likeliest tokens by a slot's own logits may be drafted; None: all.
+    candidates: int | None = Field(default=None, ge=1)
     conv_taps: int = Field(default=0, ge=0)  # slots that each convolution around a sub-layer reads; 0: there are none
     conv_group_size: int = Field(default=16, ge=1)  # channels that share what a slot adds to its weights
     confidence: bool = False  # whether it predicts the acceptance of each token

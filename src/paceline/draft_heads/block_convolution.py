@@ -4,6 +4,7 @@ b slots of a block, k taps of a convolution, G groups of channels, H hidden size
 multiple of b.
 """
 
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -28,6 +29,11 @@ class SlotConvolution(nn.Module):
         self.block_size, self.group_size = block_size, group_size
         self.base = nn.Parameter(torch.empty(2, num_taps, hidden_size))
         self.project = nn.Linear(hidden_size, 2 * num_taps * (hidden_size // group_size), bias=False)
+
+    def around(self, part: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """What a sub-layer ``part`` gives for ``x`` [n, H], between the two."""
+        before, after = self.kernels(x)
+        return self(part(self(x, before)), after)
 
     def kernels(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The weights [n, k, H] of both, by what the sub-layer reads ``x`` [n, H]."""
@@ -57,15 +63,11 @@ class ConvolvedBlock(Block):
         self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float, parts: Part = Part.BOTH
     ) -> Tensor:
         if Part.ATTENTION in parts:
-            normed = self.attention_norm(x)
-            before, after = self.attention_conv.kernels(normed)
-            added = self.attention_conv(
-                self.attention(self.attention_conv(normed, before), layer, attend, table), after
+            added = self.attention_conv.around(
+                lambda read: self.attention(read, layer, attend, table), self.attention_norm(x)
             )
             x = x + (F.dropout(added, dropout) if dropout else added)
         if Part.FFN in parts:
-            normed = self.ffn_norm(x)
-            before, after = self.ffn_conv.kernels(normed)
-            added = self.ffn_conv(self.ffn(self.ffn_conv(normed, before)), after)
+            added = self.ffn_conv.around(self.ffn, self.ffn_norm(x))
             x = x + (F.dropout(added, dropout) if dropout else added)
         return x

@@ -23,7 +23,7 @@ from paceline.draft_heads.layers import (
     sample_anchors,
 )
 from paceline.models.backend import linear_for, pack_layers
-from paceline.models.draft_stages import DraftStages, Normed, Place, Stage, Step
+from paceline.models.depth_models import DepthModel, DepthModels, DepthOperation, Normed, Place
 from paceline.models.native.decoder import DecoderLM
 
 
@@ -77,19 +77,20 @@ class FeatureHead(DraftHead):
         """The LM head of ``depth``: a linear layer, or the embedding that it is tied to."""
 
     @abstractmethod
-    def stage(self, depth: int) -> Stage:
+    def depth_model(self, depth: int) -> DepthModel:
         """What ``advance``, ``hidden_of`` and ``lm_head_of`` do at ``depth``, for kernels."""
 
     @property
-    def stages(self) -> DraftStages:
+    def depth_models(self) -> DepthModels:
         """All depths, with what ``read_feature`` and ``begin`` do before the first, by the weights that it has now."""
-        first, *others = (self.stage(depth) for depth in range(self.sizes.depth))
-        return DraftStages(
-            stages=(replace(first, steps=(*self.first_steps, *first.steps)), *others), draft_ids=self.draft_ids
+        first, *others = (self.depth_model(depth) for depth in range(self.sizes.depth))
+        return DepthModels(
+            depths=(replace(first, operations=(*self.first_operations, *first.operations)), *others),
+            draft_ids=self.draft_ids,
         )
 
     @property
-    def first_steps(self) -> tuple[Step, ...]:
+    def first_operations(self) -> tuple[DepthOperation, ...]:
         """What ``read_feature`` and ``begin`` do."""
         return (Normed(self.decoder.norm, Place.INPUT, Place.INPUT),) if self.sizes.normalized else ()
 

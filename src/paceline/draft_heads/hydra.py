@@ -14,7 +14,7 @@ from paceline.draft_heads.base import DraftHeadConfig
 from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.feature_head import FeatureHead, FeatureHeadConfig, bare_decoder
 from paceline.draft_heads.layers import begin_lm_heads, materialize, own_tensors
-from paceline.models.draft_stages import Activated, Added, Normed, Place, Product, Stage, Step
+from paceline.models.depth_models import Activated, Added, DepthModel, DepthOperation, Normed, Place, Product
 from paceline.models.native.decoder import DecoderLM
 
 
@@ -104,21 +104,21 @@ class HydraHead(FeatureHead):
             x = x + F.silu(self.multiply(block, x))
         return x
 
-    def stage(self, depth: int) -> Stage:
+    def depth_model(self, depth: int) -> DepthModel:
         """See FeatureHead."""
         first, grounded = self._first_block(depth), self.options.grounded
-        residual, steps = first.residual, list[Step]()
+        residual, operations = first.residual, list[DepthOperation]()
         if isinstance(residual, nn.Linear):
-            steps.append(Product(residual, Place.INPUT, Place.STREAM))
+            operations.append(Product(residual, Place.INPUT, Place.STREAM))
         else:
-            steps.append(Normed(residual, Place.INPUT, Place.STREAM))
+            operations.append(Normed(residual, Place.INPUT, Place.STREAM))
         for block in (first.linear, *self._blocks_of(depth)):
             source = Place.INPUT if block is first.linear else Place.STREAM
-            steps += [Product(block, source, Place.INNER), Activated(F.silu, Place.INNER), Added(Place.INNER)]
-        return Stage(
+            operations += [Product(block, source, Place.INNER), Activated(F.silu, Place.INNER), Added(Place.INNER)]
+        return DepthModel(
             state_size=self.hidden_size * (1 + (depth if grounded else 0)),
             embedding=self.decoder.embed if grounded else None,
-            steps=tuple(steps),
+            operations=tuple(operations),
             next_state=Place.INPUT,
             lm_head=self.lm_head_of(depth),
         )

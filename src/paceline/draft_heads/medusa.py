@@ -14,7 +14,7 @@ from paceline.draft_heads.base import DraftHeadConfig
 from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.feature_head import FeatureHead, FeatureHeadConfig, bare_decoder
 from paceline.draft_heads.layers import begin_lm_heads, materialize, own_tensors
-from paceline.models.draft_stages import Activated, Added, Normed, Place, Product, Stage, Step
+from paceline.models.depth_models import Activated, Added, DepthModel, DepthOperation, Normed, Place, Product
 from paceline.models.native.decoder import DecoderLM
 
 DECAY = 0.8  # of the weights of the depths' losses
@@ -94,15 +94,19 @@ class MedusaHead(FeatureHead):
             states = states + F.silu(self.multiply(block, states))
         return states
 
-    def stage(self, depth: int) -> Stage:
+    def depth_model(self, depth: int) -> DepthModel:
         """See FeatureHead."""
-        steps: list[Step] = [Normed(nn.Identity(), Place.INPUT, Place.STREAM)]
+        operations: list[DepthOperation] = [Normed(nn.Identity(), Place.INPUT, Place.STREAM)]
         for block in self._blocks_of(depth):
-            steps += [Product(block, Place.STREAM, Place.INNER), Activated(F.silu, Place.INNER), Added(Place.INNER)]
-        return Stage(
+            operations += [
+                Product(block, Place.STREAM, Place.INNER),
+                Activated(F.silu, Place.INNER),
+                Added(Place.INNER),
+            ]
+        return DepthModel(
             state_size=self.hidden_size,
             embedding=None,
-            steps=tuple(steps),
+            operations=tuple(operations),
             next_state=Place.INPUT,
             lm_head=self.lm_head_of(depth),
             divisor=self._divisor,

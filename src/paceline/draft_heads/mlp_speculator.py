@@ -15,7 +15,7 @@ from paceline.draft_heads.base import DraftHeadConfig
 from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.feature_head import FeatureHead, FeatureHeadConfig, bare_decoder
 from paceline.draft_heads.layers import materialize, own_tensors
-from paceline.models.draft_stages import Activated, Added, Normed, Place, Product, Stage, Step
+from paceline.models.depth_models import Activated, Added, DepthModel, DepthOperation, Normed, Place, Product
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import BiasedRMSNorm
 
@@ -32,7 +32,7 @@ class MLPSpeculatorConfig(FeatureHeadConfig):
     tied: bool = False  # whether stages share embedding, norm and LM head, and those after the first their projection
 
 
-class StageParts(NamedTuple):
+class DepthParts(NamedTuple):
     """What leads from one state to the next."""
 
     projection: nn.Linear
@@ -101,10 +101,10 @@ class MLPSpeculatorHead(FeatureHead):
         return self.input_norm(feature) * INPUT_FACTOR if self.options.scaled_input else feature
 
     @property
-    def first_steps(self) -> tuple[Step, ...]:
+    def first_operations(self) -> tuple[DepthOperation, ...]:
         """See FeatureHead."""
         scaled = Normed(self.input_norm, Place.INPUT, Place.INPUT, INPUT_FACTOR)
-        return (*super().first_steps, scaled) if self.options.scaled_input else super().first_steps
+        return (*super().first_operations, scaled) if self.options.scaled_input else super().first_operations
 
     def advance(self, states: Tensor, tokens: Tensor, depth: int) -> Tensor:
         """See FeatureHead."""
@@ -112,13 +112,13 @@ class MLPSpeculatorHead(FeatureHead):
         added = parts.embedding(tokens) * self.token_factor
         return F.gelu(parts.norm(self.multiply(parts.projection, states) + added))
 
-    def stage(self, depth: int) -> Stage:
+    def depth_model(self, depth: int) -> DepthModel:
         """See FeatureHead."""
         parts = self._parts(depth)
-        return Stage(
+        return DepthModel(
             state_size=parts.projection.in_features,
             embedding=parts.embedding,
-            steps=(
+            operations=(
                 Product(parts.projection, Place.INPUT, Place.STREAM),
                 Added(Place.INPUT, self.token_factor),
                 Normed(parts.norm, Place.STREAM, Place.STREAM),
@@ -138,9 +138,9 @@ class MLPSpeculatorHead(FeatureHead):
         assert isinstance(head, nn.Linear)
         return head
 
-    def _parts(self, depth: int) -> StageParts:
+    def _parts(self, depth: int) -> DepthParts:
         tied = self.options.tied
         embedding, norm = (parts[0 if tied else depth] for parts in (self.embeddings, self.norms))
         projection = self.projections[min(depth, 1) if tied else depth]
         assert isinstance(projection, nn.Linear) and isinstance(embedding, nn.Embedding)
-        return StageParts(projection, embedding, norm)
+        return DepthParts(projection, embedding, norm)

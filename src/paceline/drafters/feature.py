@@ -61,7 +61,7 @@ class FeatureDrafter(GrowingDrafter):
 
     def bind(self, context: DrafterContext) -> None:
         """What the head computes at each depth, by the weights that it has now."""
-        self.draft_stages = self.head.stages
+        self.depth_models = self.head.depth_models
 
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
         """One hidden state per row; the cache of a decoder without layers is empty."""
@@ -86,7 +86,7 @@ class FeatureDrafter(GrowingDrafter):
         """Draft from the state before the root in one call."""
         assert isinstance(self.lm, FusedDrafting)
         pending = PendingInputs(
-            count=self.reads.to(torch.int64), max_count=1, states=self.states.states, stages=self.draft_stages
+            count=self.reads.to(torch.int64), max_count=1, states=self.states.states, depth_models=self.depth_models
         )
         return self.lm.draft_fused(batch, self.cache, pending, tokens, valid, greedy=greedy)
 

@@ -19,7 +19,7 @@ from paceline.core.batch import Batch
 from paceline.core.cache import SlotCache, View
 from paceline.core.context import ContextInput
 from paceline.core.tree import Draw, Resume, Tree
-from paceline.models.draft_stages import DraftStages
+from paceline.models.depth_models import DepthModels
 
 
 class LogitsFor(Enum):
@@ -151,8 +151,8 @@ PAIR_INPUTS: WeakValueDictionary[int, PairInput] = WeakValueDictionary()  # by t
 class PendingInputs:
     """Inputs of each row up to its root that are not in the cache yet: its newest tokens, or ``states`` instead.
 
-    With ``pairs`` or ``stages``, ``states`` are features, each paired with the token after it; the last one's is the
-    root, which ``count`` and ``max_count`` include then, and a row with a count of 0 reads nothing.
+    With ``pairs`` or ``depth_models``, ``states`` are features, each paired with the token after it; the last one's is
+    the root, which ``count`` and ``max_count`` include then, and a row with a count of 0 reads nothing.
     """
 
     count: Tensor  # [B] int64, without the root; a row with a negative count reads nothing, not even the root
@@ -162,12 +162,12 @@ class PendingInputs:
     )
     input_projection: InputProjection | None = None  # applied to states; not with shared layers
     pairs: PairInput | None = None  # neither with shared layers nor an input projection
-    stages: DraftStages | None = None  # in place of the LM, with one state per row; with nothing of the above
+    depth_models: DepthModels | None = None  # in place of the LM, with one state per row; with nothing of the above
 
     @property
     def draft_ids(self) -> Tensor | None:
         """The target ids of the logits [D]; None: the same."""
-        reads = self.pairs or self.stages
+        reads = self.pairs or self.depth_models
         return None if reads is None else reads.draft_ids
 
 

@@ -431,6 +431,9 @@ REFUSED = {
     ),
     "gated": ("DeepSpec", dict(markov_head_type="gated"), "lack.* markov_head.gate_proj.weight"),
     "no such head": ("DeepSpec", dict(markov_rank=0), "config.json and the tensors disagree on a Markov head"),
+    "taps": ("speculators dflash2", dict(conv_kernel_size=3), "says conv_kernel_size=3, and its tensors 2"),
+    "rank": ("speculators xpress", dict(xpress_rank=9), f"says xpress_rank=9, and its tensors {RANK}"),
+    "ratio": ("speculators xpress", dict(xpress_mlp_ratio=2), "says xpress_mlp_ratio=2, and its tensors 3"),
     "rope": ("DeepSpec", dict(rope_scaling={"type": "dynamic", "factor": 2.0}), "rope scaling 'dynamic' is not supp"),
     "speculators' taps": ("speculators dflash", dict(aux_hidden_state_layer_ids=None), "lacks aux_hidden_state_layer"),
 }
@@ -482,6 +485,8 @@ def test_a_mask_embedding_beside_the_weights_is_read_where_pickles_are_asked_for
     torch.testing.assert_close(found, reference("z-lab", tensors, target, TOKENS)[0], rtol=1e-9, atol=1e-9)
 
 
+SELECTS = dict(mask_token_id=1, markov_rank=2, markov_head="bilinear")
+REFINES = dict(mask_token_id=1, markov_rank=2, markov_head="refiner")
 UNWRITABLE = {
     "own mask": ("dflash", {}, "an embedding of its own for masked slots"),
     "no norms": ("dflash", dict(mask_token_id=1, qk_norm=False), "qk_norm=false"),
@@ -490,6 +495,13 @@ UNWRITABLE = {
     "no field": ("dspark_specforge", dict(mask_token_id=1, anchor_first=True), "give 'speculators_dspark'"),
     "vocabulary": ("dspark", dict(mask_token_id=1, anchor_first=True, draft_vocab_size=9), "a draft vocabulary"),
     "heads": ("speculators_dflash", dict(mask_token_id=1, markov_rank=2), "this format has none; give 'speculators_"),
+    "selector, no fields": ("dspark", dict(SELECTS, anchor_first=True), "give 'speculators_dflash2'"),
+    "refiner, no fields": ("dspark", dict(REFINES, anchor_first=True), "give 'speculators_xpress'"),
+    "convolutions, no fields": ("dflash", dict(mask_token_id=1, conv_taps=2), "give 'speculators_dflash2'"),
+    "no convolutions": ("speculators_dflash2", dict(SELECTS, candidates=3), "this format has convolutions and candid"),
+    "no candidates": ("speculators_dflash2", dict(SELECTS, conv_taps=2), "this format has convolutions and candid"),
+    "no refiner": ("speculators_xpress", dict(mask_token_id=1), "lacks the Markov head that this format has"),
+    "refiner and confidence": ("speculators_xpress", dict(REFINES, confidence=True), "has a Markov or a confidence"),
     "own LM head": ("speculators_dspark", dict(mask_token_id=1, draft_vocab_size=V), "this format takes the target's"),
 }
 

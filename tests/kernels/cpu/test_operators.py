@@ -143,9 +143,9 @@ def drafts():
     yield "draft_fused", flat(*called, *[None] * 14, *chain, *[None] * 3, count, 0, None, *alone)
     states = torch.zeros(ROWS, 1, size, dtype=model.dtype)
     hidden = torch.zeros(ROWS, 1 + DEPTH, size, dtype=model.dtype)
-    stages = MedusaHead.make(MedusaConfig(), model.lm, generator=torch.Generator()).stages
-    HELD.append(stages)
-    reads = (count + 1, 1, states, None, None, stages.handle)
+    models = MedusaHead.make(MedusaConfig(), model.lm, generator=torch.Generator()).depth_models
+    HELD.append(models)
+    reads = (count + 1, 1, states, None, None, models.handle)
     yield "draft_fused", flat(*called, *[None] * 14, *chain, *[None] * 3, *reads, *alone[3:])
     shared = (None, None, None, None, handle, KVView.of(other), other.layers, hidden, torch.ones_like(hidden))
     batch.early_stop.plan(StopRule(((0.6,) * LEVELS,) * ROWS, (0.5,) * ROWS))  # after one token

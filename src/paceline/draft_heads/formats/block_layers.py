@@ -5,7 +5,7 @@ V the target's vocabulary, D the draft's, H hidden size.
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
 import torch
@@ -47,6 +47,7 @@ class BlockFields:
     markov_head: tuple[MarkovKind, str] | None = None  # None: there is no Markov head
     candidates: tuple[int, str] | None = None  # None: all tokens
     confidence_with_markov: tuple[bool, str] | None = None  # None: there is no confidence head
+    sizes: Mapping[str, str] = field(default_factory=dict[str, str])  # keys of config.json by fields of Sizes
     target_name: str | None = None
     num_draft_tokens: int | None = None
 
@@ -69,6 +70,9 @@ class BlockFormat(Format):
         if (fields.markov_head is None) == bool(sizes.markov_rank):
             raise FormatError(f"{files.path}: config.json and the tensors disagree on a Markov head; fetch them again")
         self._check_layers(files, target, sizes)
+        for own, key in fields.sizes.items():
+            if files.required(key, int) != getattr(sizes, own):
+                raise FormatError(_differs(files, key, files.value(key, int), getattr(sizes, own)))
         rope, rope_source = self._rope(files)
         eps, positions = (files.value(self.prefix + key, kind) for key, kind in _NUMBERS)
         embedding = None
@@ -173,9 +177,7 @@ class BlockFormat(Format):
         for key, found in sizes.config_fields().items():
             said = value(key)
             if said is not None and said != found:
-                raise FormatError(
-                    f"{files.path}: config.json says {key}={said}, and its tensors {found}; fetch both again"
-                )
+                raise FormatError(_differs(files, key, said, found))
         activation = files.value(self.prefix + "hidden_act", str)
         if activation not in (None, "silu"):
             raise FormatError(f"{files.path}: hidden_act={activation!r} is not supported, 'silu' alone is")
@@ -297,6 +299,10 @@ def _draft_ids(files: HeadFiles, vocab: int, target: DecoderLM) -> Tensor:
             return torch.arange(vocab)
         raise FormatError(f"{files.path}: {HEAD} has {vocab} tokens of the target's {target.vocab_size}, and no {D2T}")
     return files.tensor(D2T).to(torch.int64) + torch.arange(vocab)
+
+
+def _differs(files: HeadFiles, key: str, said: object, found: object) -> str:
+    return f"{files.path}: config.json says {key}={said}, and its tensors {found}; fetch both again"
 
 
 def _source(key: str, found: object) -> str:

@@ -1,5 +1,6 @@
 """DFlash, DFlash 2, DSpark and xPress as the package speculators (0.9) saves them."""
 
+from collections.abc import Mapping
 from typing import ClassVar, final
 
 from paceline.draft_heads.base import DraftHead
@@ -33,6 +34,7 @@ class SpeculatorsBlockFormat(BlockFormat):
     anchor_first: ClassVar[bool]  # where the file does not say
     heads: ClassVar[frozenset[MarkovKind]] = frozenset()  # kinds of Markov heads that there are fields for
     selects: ClassVar[bool] = False  # whether there are convolutions, and candidates of which one is chosen
+    sizes: ClassVar[Mapping[str, str]] = {}  # fields of config.json by those of ours that tensors tell too
 
     def matches(self, files: HeadFiles) -> bool:
         return files.speculators_type == self.algorithm
@@ -55,6 +57,7 @@ class SpeculatorsBlockFormat(BlockFormat):
             markov_head=self.markov(files),
             candidates=self.candidates(files),
             confidence_with_markov=self.confidence(files),
+            sizes=self.sizes,
             target_name=target_name,
             num_draft_tokens=advised,
         )
@@ -72,13 +75,13 @@ class SpeculatorsBlockFormat(BlockFormat):
         return None
 
     def more_fields(self, head: BlockHead) -> dict[str, object]:
-        """Those of heads beside the layers. Raises FormatError for heads that there are no fields for."""
+        """Those of heads beside the layers. Raises FormatError for heads that there are none for."""
         options = head.options
         if options.confidence or bool(options.markov_rank) != bool(self.heads):
             lacks = "lacks the Markov head that this format has; give 'speculators_dflash'"
             has = "has a Markov or a confidence head, and this format has none; give 'speculators_dspark'"
             raise FormatError(f"the head {has if options.confidence or not self.heads else lacks}")
-        return {}
+        return {key: getattr(options, own) for own, key in self.sizes.items()}
 
     def write(self, head: DraftHead, *, target: DecoderLM, target_name: str, num_draft_tokens: int) -> Exported:
         """See Format; no more tokens are advised than a block has."""
@@ -151,6 +154,11 @@ class SpeculatorsDFlash2Format(SpeculatorsBlockFormat):
     anchor_first: ClassVar[bool] = False
     heads: ClassVar[frozenset[MarkovKind]] = frozenset({"bilinear"})
     selects: ClassVar[bool] = True
+    sizes: ClassVar[Mapping[str, str]] = {
+        "markov_rank": "selector_rank",
+        "conv_taps": "conv_kernel_size",
+        "conv_group_size": "conv_group_size",
+    }
 
     def markov(self, files: HeadFiles) -> tuple[MarkovKind, str] | None:
         return "bilinear", "the format"
@@ -159,20 +167,13 @@ class SpeculatorsDFlash2Format(SpeculatorsBlockFormat):
         return files.required("selector_top_k", int), "config.json: selector_top_k"
 
     def more_fields(self, head: BlockHead) -> dict[str, object]:
-        options = head.options
-        fields = super().more_fields(head)
+        options, fields = head.options, super().more_fields(head)
         if not options.conv_taps or options.candidates is None or options.draft_vocab_size:
             raise FormatError(
                 "this format has convolutions and candidates over the target's whole vocabulary: train the head with "
                 "conv_taps and candidates, and without draft_vocab_size"
             )
-        return {
-            **fields,
-            "conv_kernel_size": options.conv_taps,
-            "conv_group_size": options.conv_group_size,
-            "selector_rank": options.markov_rank,
-            "selector_top_k": options.candidates,
-        }
+        return {**fields, "selector_top_k": options.candidates}
 
 
 @final
@@ -185,11 +186,10 @@ class SpeculatorsXPressFormat(SpeculatorsBlockFormat):
     architecture: ClassVar[str] = "XPressDraftModel"
     anchor_first: ClassVar[bool] = False
     heads: ClassVar[frozenset[MarkovKind]] = frozenset({"refiner"})
+    sizes: ClassVar[Mapping[str, str]] = {"markov_rank": "xpress_rank", "markov_ratio": "xpress_mlp_ratio"}
 
     def markov(self, files: HeadFiles) -> tuple[MarkovKind, str] | None:
         return "refiner", "the format"
 
     def more_fields(self, head: BlockHead) -> dict[str, object]:
-        options = head.options
-        sizes = {"xpress_rank": options.markov_rank, "xpress_mlp_ratio": options.markov_ratio}
-        return {**super().more_fields(head), **sizes, "num_jacobi_passes": JACOBI_PASSES}
+        return {**super().more_fields(head), "num_jacobi_passes": JACOBI_PASSES}

@@ -43,9 +43,7 @@ _KINDS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
 def why_unsupported(files: HeadFiles) -> str | None:
     """What kind of head ``files`` are of and what it would need, if it is known and not supported; else None."""
     projector = files.value("dflash_config.projector_type", str)
-    for name, pattern, types, needs in _KINDS:
-        if files.speculators_type in READ:
-            break
+    for name, pattern, types, needs in () if files.speculators_type in READ else _KINDS:
         named = any(re.fullmatch(pattern, one) for one in files.architectures)
         if named or files.speculators_type in types or (projector is not None and projector in types):
             return f"{name} is not supported: it needs {needs}"

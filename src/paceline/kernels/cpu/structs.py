@@ -112,7 +112,7 @@ class PairInput(Structure):
     ]
 
 
-class Stage(Structure):
+class DepthModel(Structure):
     """One depth of a draft by a head without layers that has weights of its own for each."""
 
     __slots__ = ()
@@ -165,7 +165,7 @@ class FusedDraft(Structure):
         *((name, c_void_p) for name in ("hidden", "added")),
         *((name, c_int64) for name in ("added_row_step", "added_step")),
         *((name, c_void_p) for name in "least acceptance notes target_ids".split()),
-        ("stages", ctypes.POINTER(Stage)),
+        ("depth_models", ctypes.POINTER(DepthModel)),
     ]
 
 

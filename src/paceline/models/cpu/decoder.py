@@ -148,7 +148,7 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
             pending.states,
             None if pending.input_projection is None else pending.input_projection.handle,
             None if pending.pairs is None else pending.pairs.handle,
-            None if pending.stages is None else pending.stages.handle,
+            None if pending.depth_models is None else pending.depth_models.handle,
             pending.draft_ids,
             shared._kernel_model.handle if isinstance(shared, CpuDecoder) else None,
             None if shared_layers is None else KVView.of(shared_layers.cache),
@@ -164,14 +164,14 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
         dtype = self._kernel_model.embeddings.dtype
         if states is not None:
             width = self.lm.config.hidden_size if projection is None else projection.product.in_features
-            if pending.stages is not None:
-                width = pending.stages.stages[0].state_size
+            if pending.depth_models is not None:
+                width = pending.depth_models.depths[0].state_size
             assert states.dtype == dtype and states.stride(-1) == 1 and states.shape[-1] == width
             assert states.shape[1] >= pending.max_count + (shared is not None)
         if pending.pairs is not None:
             assert states is not None and projection is None and shared is None
             assert pending.pairs.draft_ids is None or len(pending.pairs.draft_ids) == self.vocab_size
-        if pending.stages is not None:
+        if pending.depth_models is not None:
             assert states is not None and pending.max_count == 1 and pending.pairs is projection is shared is None
         if shared is not None:
             assert states is not None and projection is None

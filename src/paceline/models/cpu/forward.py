@@ -21,13 +21,13 @@ from paceline.kernels.cpu.instruction_set import current_set, load_kernel
 from paceline.kernels.cpu.operators import WORKSPACES, entry, kernel_op, pointers_of, row_major
 from paceline.kernels.cpu.sampling import ProcessorTensors, sampling_options
 from paceline.kernels.cpu.structs import Buffer, Call, FusedDraft, Operation
+from paceline.kernels.cpu.structs import DepthModel as KernelDepth
 from paceline.kernels.cpu.structs import PairInput as KernelPairInput
-from paceline.kernels.cpu.structs import Stage as KernelStage
 from paceline.models.base import INPUT_PROJECTIONS, PAIR_INPUTS, InputProjection, LogitsFor, PairInput
+from paceline.models.cpu.depth_models import compile_depths
 from paceline.models.cpu.packed_weights import PackedEmbedding, packed_set
 from paceline.models.cpu.program import Program, compile_input_projection, compile_pair_input, compile_program
-from paceline.models.cpu.stages import compile_stages
-from paceline.models.draft_stages import DRAFT_STAGES, DraftStages
+from paceline.models.depth_models import DEPTH_MODELS, DepthModels
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.sublayers import SkippedSublayers
 
@@ -55,12 +55,12 @@ class Compiled(NamedTuple):
     sin: Tensor
 
 
-class CompiledStages(NamedTuple):
-    """The stages of a head as the kernel reads them, valid while their weights stay where they are."""
+class CompiledDepths(NamedTuple):
+    """The depths of a head as the kernel reads them, valid while their weights stay where they are."""
 
-    handle: int  # of the stages
+    handle: int  # of the depth models
     place: list[int]  # where the weights are
-    array: ctypes.Array[KernelStage]
+    array: ctypes.Array[KernelDepth]
     weights: Sequence[Tensor]
     arrays: tuple[object, ...]  # that ``array`` points to
 
@@ -81,7 +81,7 @@ class KernelModel:
         load_kernel(self.isa)
         self._input_projection: tuple[int, ctypes.Array[Operation], tuple[Tensor, ...]] | None = None
         self._pair_input: tuple[tuple[int, ...], KernelPairInput, tuple[object, ...]] | None = None
-        self._stages: CompiledStages | None = None
+        self._depths: CompiledDepths | None = None
         _MODELS[self.handle] = self
 
     @property
@@ -123,13 +123,13 @@ class KernelModel:
             self._pair_input = (place, *compile_pair_input(self.lm, pairs))
         return self._pair_input[1]
 
-    def compile_stages(self, stages: DraftStages) -> ctypes.Array[KernelStage]:
-        """The depths of ``stages``, compiled again if weights of theirs were moved."""
-        known = self._stages
-        if known is None or known.handle != stages.handle or [one.data_ptr() for one in known.weights] != known.place:
-            array, weights, arrays = compile_stages(self.lm, stages)
+    def compile_depths(self, models: DepthModels) -> ctypes.Array[KernelDepth]:
+        """The depths of ``models``, compiled again if weights of theirs were moved."""
+        known = self._depths
+        if known is None or known.handle != models.handle or [one.data_ptr() for one in known.weights] != known.place:
+            array, weights, arrays = compile_depths(self.lm, models)
             place = [one.data_ptr() for one in weights]
-            known = self._stages = CompiledStages(stages.handle, place, array, weights, arrays)
+            known = self._depths = CompiledDepths(models.handle, place, array, weights, arrays)
         return known.array
 
     def _compile(self) -> Compiled:
@@ -220,7 +220,7 @@ def draft_fused(
     states: Tensor | None,
     input_projection: int | None,
     pairs: int | None,
-    stages: int | None,
+    depth_models: int | None,
     target_ids: Tensor | None,
     shared_model: int | None,
     shared: KVView | None,
@@ -232,11 +232,11 @@ def draft_fused(
 
     ``early_stop`` (None: it never does) ends chains and takes their notes (core/early_stop); what is not drafted is
     not ``valid`` any more. ``sequences`` [B, T] of ``length`` [B] are the batch's; ``target_ids`` (None: the same) are
-    those of the logits; ``input_projection``, ``pairs``, ``stages`` and the models are handles.
+    those of the logits; ``input_projection``, ``pairs``, ``depth_models`` and the models are handles.
     """
     held, memory, rows = _MODELS[model], WORKSPACES[workspace], len(tokens)
     compiled = held.at(cache.keys.shape[2])
-    own = layers if stages is None else ()  # stages have none
+    own = layers if depth_models is None else ()  # those have none
     call = _call(compiled, cache, own, rows=rows, nodes=1, logits_for=LogitsFor.ALL.value)
     call.chain, program = True, compiled.program.model
     draft = FusedDraft(
@@ -259,9 +259,9 @@ def draft_fused(
         draft.input_projection = held.compile_projection(INPUT_PROJECTIONS[input_projection])
     if pairs is not None:
         call.pair = ctypes.pointer(held.compile_pairs(PAIR_INPUTS[pairs]))
-    if stages is not None:
-        draft.stages = held.compile_stages(DRAFT_STAGES[stages])
-        program, call.pair = draft.stages[0].model, ctypes.pointer(draft.stages[0].pair)
+    if depth_models is not None:
+        draft.depth_models = held.compile_depths(DEPTH_MODELS[depth_models])
+        program, call.pair = draft.depth_models[0].model, ctypes.pointer(draft.depth_models[0].pair)
     if target_ids is not None:
         draft.target_ids = target_ids.data_ptr()
     if shared is not None and shared_model is not None and hidden is not None:

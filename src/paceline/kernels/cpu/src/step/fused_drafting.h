@@ -36,7 +36,7 @@ struct FusedDraft {
     int64_t added_row_step, added_step;
     EarlyStop early_stop;
     const int64_t *target_ids;  // of the model's logits, -1: none; null: the same ids
-    const Stage *stages;        // [depth] the root's first, which is the model and its pairs; null: one for all depths
+    const DepthModel *depth_models; // [depth] the root's first, which is the model and its pairs; null: one for all depths
 };
 
 // Samples the next token of every row that goes on, from processed logits; false if none does.
@@ -169,8 +169,8 @@ void draft_fused(StepMemory<T> &memory, const Model &model, Call call, const Sam
     call.logits = memory.logits.data();
     if (call.pair) {
         int64_t most = call.pair->output_size;
-        for (int64_t depth = 0; draft.stages && depth < draft.depth; depth++)
-            most = std::max(most, draft.stages[depth].pair.output_size);
+        for (int64_t depth = 0; draft.depth_models && depth < draft.depth; depth++)
+            most = std::max(most, draft.depth_models[depth].pair.output_size);
         memory.outputs.resize(call.rows * most), call.outputs = memory.outputs.data();
     }
     if (draft.target_ids) memory.mapped.assign(call.rows * draft.vocab, narrow<T>(NEG_INF<Acc<T>>));
@@ -207,9 +207,9 @@ void draft_fused(StepMemory<T> &memory, const Model &model, Call call, const Sam
         }
         if (call.pair) {
             next.resumed = call.outputs, next.resumed_row_step = call.pair->output_size;  // read before they are written
-            if (draft.stages) next.pair = call.pair = &draft.stages[depth].pair;
+            if (draft.depth_models) next.pair = call.pair = &draft.depth_models[depth].pair;
         }
-        Forward<T>(memory, draft.stages ? draft.stages[depth].model : model, next).run();
+        Forward<T>(memory, draft.depth_models ? draft.depth_models[depth].model : model, next).run();
     }
 }
 

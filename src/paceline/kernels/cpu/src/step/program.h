@@ -54,7 +54,7 @@ struct PairInput {
 
 // One depth of a draft by a head that has weights of its own for each, and no layers: its embedding and LM head, and the
 // operations between them.
-struct Stage {
+struct DepthModel {
     Model model;
     PairInput pair;
 };

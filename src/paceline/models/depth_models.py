@@ -1,4 +1,4 @@
-"""What a head without attention computes at each depth of a draft, as a list of steps that a kernel can run.
+"""What a head without attention computes at each depth of a draft, as a list of operations that a kernel can run.
 
 B rows, S size of the state, H size of the stream.
 """
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 
 class Place(Enum):
-    """Where a step reads and writes, one row per node."""
+    """Where an operation reads and writes, one row per node."""
 
-    INPUT = "the state [S], and behind it the embedding of the node's token if the stage reads it"
+    INPUT = "the state [S], and behind it the embedding of the node's token if the depth reads it"
     STREAM = "what the LM head reads [H]"
     INNER = "for what is added to the stream [H]"
 
@@ -55,19 +55,19 @@ class Added:
     factor: float = 1.0
 
 
-Step = Product | Normed | Activated | Added
+DepthOperation = Product | Normed | Activated | Added
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """One depth: its steps, run in order, and the LM head that reads the stream then.
+class DepthModel:
+    """One depth: its operations, run in order, and the LM head that reads the stream then.
 
     ``next_state`` is where the state of the nodes after is then: in the stream, or in all of INPUT.
     """
 
     state_size: int
     embedding: nn.Embedding | None  # of the node's token; None: the token is not read
-    steps: tuple[Step, ...]
+    operations: tuple[DepthOperation, ...]
     next_state: Place
     lm_head: nn.Linear | nn.Embedding
     divisor: float = 1.0  # of the logits
@@ -85,18 +85,18 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
-class DraftStages:
+class DepthModels:
     """All depths of a draft, the root's first, and what the logits of each are of.
 
-    The root's stage begins with the feature as its state, the others with what the stage before left.
+    The root's begins with the feature as its state, the others with what the one before left.
     """
 
-    stages: tuple[Stage, ...]
+    depths: tuple[DepthModel, ...]
     draft_ids: Tensor | None = None  # [D] int64 the target ids of the logits; None: the same
     handle: int = field(init=False, default_factory=count().__next__)  # names it where only an integer can
 
     def __post_init__(self) -> None:
-        DRAFT_STAGES[self.handle] = self
+        DEPTH_MODELS[self.handle] = self
 
 
-DRAFT_STAGES: WeakValueDictionary[int, DraftStages] = WeakValueDictionary()  # by their handles
+DEPTH_MODELS: WeakValueDictionary[int, DepthModels] = WeakValueDictionary()  # by their handles
