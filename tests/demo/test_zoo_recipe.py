@@ -25,6 +25,7 @@ def test_every_head_fits_the_embedded_target(name, tmp_path):
     target = load(embedded_pair()[0], dtype="bfloat16", device="cpu").lm
     [section] = config.heads
     head = build_head(section, target, seed=0, index=0)
+    assert config.hidden_states is not None and set(head.taps) <= set(config.hidden_states.taps)
     trained = sum(tensor.numel() for tensor in head.own_state().values() if tensor.dtype == torch.float32)
     assert section.directory == name and (2 * trained < LARGEST) == (name not in LARGER)
 

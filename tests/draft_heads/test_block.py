@@ -1,5 +1,6 @@
 """The training forward of block heads: what each slot sees, and its labels and weights."""
 
+import copy
 import math
 
 import pytest
@@ -169,6 +170,21 @@ def test_a_new_markov_head_adds_nothing(kind):
     head = BlockHead.make(BlockConfig(markov_rank=2, markov_head=kind), target, generator=torch.Generator())
     hidden, known = torch.ones(3, 8, head.hidden_size, dtype=target.dtype), torch.ones(3, 2, dtype=torch.int64)
     assert not head.markov.unroll(torch.arange(6).view(3, 2), hidden, known).any()
+
+
+@every_layout
+def test_mixed_precision_trains_every_part(layout):
+    _, target = tiny.target()
+    target = copy.deepcopy(target).to(torch.bfloat16)
+    head, tokens = head_of(layout, target).float(), texts(2, 7)
+    for tensor in head.own_state().values():
+        tensor.requires_grad_(tensor.is_floating_point())
+    with torch.autocast("cpu", torch.bfloat16):
+        found = head.unroll(tokens, states(target, tokens, head))
+    loss = found.logits.float().logsumexp(-1).sum() + (0 if found.confidence is None else found.confidence.sum())
+    loss.backward()
+    for name, part in head.own_state().items():
+        assert not part.requires_grad or (part.grad is not None and part.grad.isfinite().all()), name
 
 
 @pytest.mark.parametrize("first", [False, True])

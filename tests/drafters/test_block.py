@@ -261,13 +261,21 @@ def test_it_drafts_no_deeper_than_its_block(layout):
     assert [drafter.max_nodes(asked) for asked in (0, 1, 6)] == [1, 2, 1 + depth]
 
 
-@pytest.mark.parametrize("anchor_first", [False, True])
-def test_an_output_that_it_was_trained_on_takes_fewer_steps(anchor_first):
+LEARNERS = {
+    "masked slots": {},
+    "anchor first": dict(anchor_first=True),
+    "refiner": dict(markov_rank=8, markov_head="refiner"),
+    "selector": dict(markov_rank=8, markov_head="bilinear", candidates=8, conv_taps=2, conv_group_size=8),
+}
+
+
+@pytest.mark.parametrize("layout", LEARNERS)
+def test_an_output_that_it_was_trained_on_takes_fewer_steps(layout):
     """States, positions and slots are those of training, or acceptance is lost."""
     model, target = models.target()
     prompt, length = [7, 3, 5], 24
     sequence = torch.tensor([[*prompt, *expected(request(prompt, max_tokens=length), model)]])
-    head = new_head(target, **{**SIZES, "anchor_first": anchor_first, "anchors": None})
+    head = new_head(target, **{**SIZES, **LEARNERS[layout], "anchors": None})
     train(head, target, sequence, steps=60)
     result = run(BlockDrafter(head=head), "coupled", [request(prompt, max_tokens=length)], k=3)
     assert result.summary.acceptance_rate > 0.9

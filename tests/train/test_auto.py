@@ -97,9 +97,12 @@ def base(root, output, **fields):
     return path
 
 
-def test_command_writes_a_configuration_that_trains(folder, tmp_path, capsys):
+@pytest.mark.parametrize("stored", [False, True])
+def test_command_writes_a_configuration_that_trains(stored, folder, tmp_path, capsys):
+    """Also where steps are timed that read stored hidden states."""
     chosen = tmp_path / "chosen.yaml"
-    path = base(folder, tmp_path / "run")
+    states = {"hidden_states": {"folder": str(tmp_path / "states")}} if stored else {}
+    path = base(folder, tmp_path / "run", **states)
     assert run(["train", "auto", str(path), "--budget", "20s", "--output", str(chosen)]) == 0
     shown = capsys.readouterr().out
     assert all(title in shown for title in ("draft cost", "expected", "early_exit", "prophet", "chosen: "))
@@ -108,6 +111,7 @@ def test_command_writes_a_configuration_that_trains(folder, tmp_path, capsys):
     config = read_train_config(chosen)
     assert config.heads[0].kind in choice.PRIORS and config.schedule.steps >= 1
     assert not (tmp_path / "run").exists(), "nothing was trained"
+    assert (tmp_path / "states" / "manifest.json").exists() == stored
     assert train(chosen, "--set", "schedule.steps=2") == 0
     assert (tmp_path / "run" / config.heads[0].kind / "config.json").exists()
 

@@ -58,17 +58,18 @@ class BlockHead(DraftHead):
         self.norm = RMSNorm(size, config.norm_eps)
         own_mask = config.mask_token_id is None
         self.mask = nn.Embedding.from_pretrained(torch.empty(1, size), freeze=False) if own_mask else None
-        rank = config.markov_rank
-        sizes = MarkovSizes(
-            target_vocab=target.vocab_size,
-            vocab=decoder.vocab_size,
-            rank=rank,
-            hidden_size=size,
-            block_size=config.block_size,
-            first_slot=config.first_slot,
-            ratio=config.markov_ratio,
-        )
-        self.markov = MARKOV_HEADS[config.markov_head](sizes) if rank else None
+        rank, self.markov = config.markov_rank, None
+        if rank:
+            sizes = MarkovSizes(
+                target_vocab=target.vocab_size,
+                vocab=decoder.vocab_size,
+                rank=rank,
+                hidden_size=size,
+                block_size=config.block_size,
+                first_slot=config.first_slot,
+                ratio=config.markov_ratio,
+            )
+            self.markov = MARKOV_HEADS[config.markov_head](sizes)
         width = size + (rank if config.confidence_with_markov else 0)
         self.confidence = nn.Linear(width, 1) if config.confidence else None
         self.decoder = decoder

@@ -183,7 +183,9 @@ class BlockDrafter(GrowingDrafter):
         root, before = batch.root[:, None], (batch.length[:, None] - 2).clamp(min=0)
         known = torch.cat((batch.tokens.gather(1, before), root), dim=1)
         self.states = []
-        return self._chosen(self.logits[:, :1], root, torch.zeros_like(root), markov.begin(self.normed, known)[:, None])
+        return self._add_markov(
+            self.logits[:, :1], root, torch.zeros_like(root), markov.begin(self.normed, known)[:, None]
+        )
 
     def score_nodes(self, forest: Tree, start: int) -> Tensor:
         """The logits of the depth below each node."""
@@ -195,9 +197,9 @@ class BlockDrafter(GrowingDrafter):
         if markov is None:
             return logits
         state = _gather(torch.cat(self.states, dim=1), forest.parents[:, start:, None] + 1)  # the root's is the first
-        return self._chosen(logits, tokens, below[..., 0], state)
+        return self._add_markov(logits, tokens, below[..., 0], state)
 
-    def _chosen(self, logits: Tensor, before: Tensor, depth: Tensor, state: Tensor) -> Tensor:
+    def _add_markov(self, logits: Tensor, before: Tensor, depth: Tensor, state: Tensor) -> Tensor:
         """``logits`` [B, n, V] at ``depth`` [B, n] with those that the tokens ``before`` [B, n] add.
 
         With ``candidates`` only the likeliest of ``logits`` themselves are left.
