@@ -155,7 +155,7 @@ rank-verifiers: $(STAMP)  ## Which verifier gains most, on the embedded pair (ab
 mutants: $(STAMP)  ## Break the shipped code in known ways and see which test notices
 	$(BIN)/python -m tests.mutants
 
-slow: $(STAMP)  ## The slow tests that no other target runs, and the cases that each_value leaves out
+slow: $(STAMP)  ## The slow tests that no other target runs, and the cases that each_value and one_in leave out
 	$(BIN)/python -m pytest -n auto --dist worksteal -m slow --ignore tests/packaging --ignore tests/mutants
 
 fuzz: $(STAMP)  ## Two thousand batches of made-up sampling options, each token judged; fresh every time (some minutes)

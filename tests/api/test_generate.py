@@ -20,6 +20,8 @@ from tests.api.checkpoints import CONTEXT, pair, without_tokenizer
 from tests.api.engines import bare, engine, greedy, naive, read_by
 from tests.tables import TableLM, deviation, random_table
 
+pytestmark = pytest.mark.one_in(2)
+
 PROMPTS = ["def add(first,", "x", "for item in items:\n    print(item)\nfor item in"]
 PARAMS = {
     "greedy": greedy(max_tokens=20, seed=5, ignore_eos=True),

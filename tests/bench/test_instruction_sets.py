@@ -146,6 +146,7 @@ def bench(sets):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["plain", "ngram", "model", "model tree 4"])
 def test_cells_run_on_the_set_that_they_name(bench, sets, drafter, monkeypatch):
     """Every function of the kernel is taken from the library of its set."""

@@ -348,6 +348,7 @@ def test_sets_with_peers(raw, capsys):
     assert not raw.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(this_architecture() != "x86_64", reason="peers are limited on x86-64 alone")
 def test_peers_run_on_the_set_that_was_named(raw):
     """In a process of its own: torch has been used in this one."""

@@ -32,6 +32,8 @@ from tests.harness import (
 )
 from tests.harness import tiny_drafter as new
 
+pytestmark = pytest.mark.one_in(4)
+
 K = 3
 NEVER = -math.inf
 PAIRS = pairs()

@@ -30,6 +30,8 @@ from tests.distributions.test_chains import BOUND, Guess, verifiers
 from tests.harness import request
 from tests.tables import TableLM, index_of, random_table
 
+pytestmark = pytest.mark.one_in(3)
+
 SMALLEST = random_table(21)
 
 

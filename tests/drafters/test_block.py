@@ -18,6 +18,8 @@ from paceline.models.backend import fastest, pack_weights
 from tests import tiny as models
 from tests.harness import Alternating, decoder_for, expected, request, run
 
+pytestmark = pytest.mark.one_in(3)
+
 FLOOR = 2.7  # mean acceptance length on the conformance prompts, greedy
 PROMPTS = ([5], [9, 2], [3, 1, 4, 1, 5, 9, 2, 6, 5], [60, 0, 7])
 SIZES = dict(block_size=4, num_layers=1, taps=(2, 3), anchors=8)

@@ -22,6 +22,8 @@ from tests.conformance import test_conformance, test_forks, test_gates, test_gui
 from tests.drafters.test_model import Later
 from tests.harness import decoder_for, expected, finish, pairs, request, run
 
+pytestmark = pytest.mark.one_in(3)
+
 LACKED = tuple(range(3, models.VOCAB, 9))  # the target's tokens that the draft spells
 ORDER = torch.randperm(models.VOCAB, generator=torch.Generator().manual_seed(4)).tolist()
 SHARED = [token for token in ORDER if token not in LACKED]
@@ -161,6 +163,7 @@ def test_the_step_runs_on_fake_tensors(verifier, crossed):
     test_gates.test_the_step_runs_on_fake_tensors("model", verifier, True)
 
 
+@pytest.mark.slow
 def test_the_step_compiles_whole_and_once(crossed):
     test_gates.test_the_step_compiles_whole_and_once("model", "rejection", True)
 

@@ -31,6 +31,8 @@ from tests.engine.test_graphs import Side, ragged
 from tests.engine.wrapped import Wrapped
 from tests.harness import Alternating, decoder_for, expected, finish, planned_step, request, run
 
+pytestmark = pytest.mark.one_in(3)
+
 
 class Resuming(Wrapped):
     """A target that holds every resumed forward against one of all nodes through all layers."""

@@ -22,6 +22,8 @@ from tests import reference, tiny
 from tests.harness import decoder_for, expected, finish, request, tiny_drafter
 from tests.models.context_lm import INPUTS, SIZE, context, pair
 
+pytestmark = pytest.mark.one_in(3)
+
 PROMPT = [7, 3, 5, 60, 2]
 LONG = [*PROMPT, *range(10, 10 + MIN_SHARED)]
 FIRST, SECOND, THIRD = context(1), context(2, num_frames=5), context(3, num_frames=1)

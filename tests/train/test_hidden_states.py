@@ -277,6 +277,7 @@ def test_what_cannot_be_stored_is_refused(folder, tmp_path, capsys):
     assert "a source of kind features brings hidden states already" in message
 
 
+@pytest.mark.slow
 def test_two_processes_store_their_shares_and_match_one(folder, tmp_path, capsys):
     states = tmp_path / "states"
     path = configured(folder, tmp_path / "two", EAGLE3, states=states, distributed="ddp", device="cpu")

@@ -12,6 +12,8 @@ from paceline.verifiers import VERIFIERS
 from tests.harness import decoder_for, request
 from tests.tables import TableLM, deviation, index_of, joint, random_table
 
+pytestmark = pytest.mark.one_in(2)
+
 ROWS = 40_000
 LENGTH = 4
 PROMPT = [2, 1]

@@ -84,6 +84,7 @@ def test_a_build_shows_its_progress_on_a_terminal_and_nowhere_else(afresh, tmp_p
     assert terminal or shown == b""
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_build_once(afresh, tmp_path):
     calls = tmp_path / "calls"
     fake = write_compiler(
@@ -126,6 +127,7 @@ def test_failed_build_leaves_no_file_and_quotes_the_compiler(afresh, monkeypatch
     assert [path.name for path in afresh.iterdir()] in ([], [build.LOCK])
 
 
+@pytest.mark.slow
 def test_a_set_that_the_compiler_does_not_know_is_passed_over_with_a_warning(
     afresh, quick, monkeypatch, tmp_path, caplog
 ):

@@ -1,5 +1,6 @@
 """Tests of many combinations: which cases the ordinary suite runs."""
 
+from collections import Counter
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +14,14 @@ class Item:
     path = Path("test_one.py")
 
     def __init__(self, name, marks=("each_value",), **params):
-        self.originalname, self.marks = name, {*marks}
+        self.originalname, self.marks = name, {mark: () for mark in marks}
         self.nodeid, self.callspec = f"{name}{sorted(params.items())}", SimpleNamespace(params=params)
 
     def get_closest_marker(self, name):
-        return name if name in self.marks else None
+        return SimpleNamespace(args=self.marks[name]) if name in self.marks else None
 
     def add_marker(self, mark):
-        self.marks.add(mark.name)
+        self.marks[mark.name] = mark.args
 
 
 def soon(items):
@@ -46,3 +47,17 @@ def test_slow_cases_show_no_value():
     slow, other = Item("a", marks=("each_value", "slow"), one=1), Item("a", one=1)
     choose([slow, other])
     assert soon([slow, other]) == [other]
+
+
+def test_of_each_test_one_case_in_n_stays_and_values_take_turns_in_the_file():
+    items = [Item(name, marks=(), drafter=drafter) for name in "abcdef" for drafter in range(9)]
+    items += [Item("g", marks=(), drafter=0), Item("without parameters", marks=())]
+    for item in items:
+        item.marks["one_in"] = (3,)
+    del items[-1].callspec
+    choose(items)
+    kept = soon(items)
+    assert Counter(item.originalname for item in kept[:-2]) == dict.fromkeys("abcdef", 3)
+    assert kept[-2:] == items[-2:]  # a test is never left out whole
+    shown = Counter(item.callspec.params["drafter"] for item in kept[:-1])
+    assert set(shown) == set(range(9)) and max(shown.values()) - min(shown.values()) <= 1
