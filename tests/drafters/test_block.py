@@ -15,7 +15,9 @@ from paceline.draft_heads.block import BlockConfig, BlockHead
 from paceline.drafters.block import MAX_SKIPPED_STEPS, BlockDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.models.backend import fastest, pack_weights
+from paceline.models.cpu.packed_weights import PackedLinear
 from tests import tiny as models
+from tests.drafters.pairs import randomised
 from tests.harness import Alternating, decoder_for, expected, request, run
 
 pytestmark = pytest.mark.one_in(3)
@@ -302,6 +304,28 @@ def test_the_kernel_drafts_what_the_eager_decoder_drafts(dtype, rows):
             decoder.step()
     same = [float((one == other).double().mean()) for one, other in zip(*drafts, strict=True)]
     assert min(same) > 0.97 if dtype is torch.bfloat16 else same == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_make_the_keys_and_values_that_torch_makes(dtype):
+    """Those of prompts, and those of what is accepted; with norms and biases."""
+    target = copy.deepcopy(guessable_target()[1]).to(dtype)
+    head = randomised(new_head(target, **SIZES, qk_norm=True, attention_bias=True))
+    quick = copy.deepcopy(head).requires_grad_(False)
+    quick.use_kernels()
+    assert isinstance(quick.fc, PackedLinear)
+    caches, taken = [], []
+    for one in (quick, head):
+        drafter = BlockDrafter(head=one)
+        decoder = decoder_for(drafter, "coupled", target=fastest(target), k=3, rows=2)
+        decoder.admit([request([7, 3, 5, 2]), request([1, 4])], [0, 1])
+        decoder.step()
+        decoder.draft(StepPlan(3))
+        taken.append(drafter.cache.length.tolist())
+        caches.append(torch.stack([drafter.cache.storage.keys[:, :, :2], drafter.cache.storage.values[:, :, :2]]))
+    assert taken[0] == taken[1] and min(taken[0]) >= 2
+    torch.testing.assert_close(*caches, rtol=0, atol=1e-5 if dtype is torch.float32 else 2e-2)
+    assert caches[0].abs().amax() > 0.1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -94,6 +94,7 @@ def pointers(model):
 
 
 @cache
+@torch.inference_mode(False)  # whoever asks first: others train them
 def pair(layout, dtype=torch.float32):
     """(transformers model, ours) with equal weights."""
     model = fresh(layout, dtype)

@@ -4,17 +4,19 @@ B rows, T tokens, A anchors of a row, D depths, V vocabulary, H the target's hid
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.layers import begin_lm_heads, load_own_tensors, own_tensors
 from paceline.draft_heads.vocab_map import VocabMap
+from paceline.models.backend import linear_for, pack_layer
 from paceline.models.native.decoder import DecoderLM
 
 
@@ -67,6 +69,7 @@ class DraftHead(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.draft_vocab: DraftVocab | None = None  # the tokens that it drafts, of the target's; None: all
+        self._kernels: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
 
     @property
     def vocab_map(self) -> VocabMap | None:
@@ -104,8 +107,32 @@ class DraftHead(nn.Module, ABC):
         """Load the result of ``own_state``. Raises ValueError for missing, unexpected or misshapen tensors."""
         load_own_tensors(self.own, state, self.draft_vocab)
 
+    @property
+    def products(self) -> Iterable[nn.Linear | nn.Embedding]:
+        """What it runs by ``multiply``, beside ``decoder``; an embedding is that which an LM head is tied to."""
+        return ()
+
+    def multiply(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """``x`` [..., in] through one of ``products``."""
+        run = self._kernels.get(layer)
+        if run is not None:
+            return run(x)
+        return F.linear(x, layer.weight) if isinstance(layer, nn.Embedding) else layer(x)
+
     def use_kernels(self) -> None:
-        """Prepare what it runs beside ``decoder`` for drafting with the fastest kernels; nothing may train it then."""
+        """Pack those of ``products`` that are its own, and run all of them by the fastest kernels; nothing may train it
+        then.
+        """
+        own = {layer for part in self.own.values() for layer in part.modules()}
+        dtype = self.decoder.dtype
+        for layer in list(dict.fromkeys(self.products)):
+            run = layer
+            if isinstance(layer, nn.Linear) and layer in own:
+                run = pack_layer(layer, dtype)
+                for path, found in list(self.named_modules(remove_duplicate=False)):
+                    if found is layer:
+                        self.set_submodule(path, run)
+            self._kernels[run] = linear_for(run, dtype)
 
     @property
     def lm_heads_of_rows(self) -> tuple[nn.Module, ...]:

@@ -137,6 +137,10 @@ class BlockHead(DraftHead):
         """That of a draft vocabulary; else it is the target's own."""
         return () if self.draft_vocab is None or self.decoder.head is None else (self.decoder.head,)
 
+    @property
+    def products(self) -> tuple[nn.Linear]:
+        return (self.fc,)
+
     def mask_embedding(self) -> Tensor:
         """What masked slots read [H]."""
         if self.mask is not None:
@@ -146,7 +150,7 @@ class BlockHead(DraftHead):
 
     def context_projection(self) -> ContextProjection:
         """The weights by which ``project_context`` makes keys and values for all layers at once."""
-        return ContextProjection.of(self.decoder)
+        return ContextProjection.of(self.decoder, kernels=bool(self._kernels))
 
     def project_context(
         self, states: Tensor, positions: Tensor, projection: ContextProjection
@@ -154,7 +158,7 @@ class BlockHead(DraftHead):
         """Keys and values [B, n, L, K, E] at ``positions`` [B, n] from the taps' ``states`` [B, n, S * H]."""
         assert self.decoder.rotary is not None
         table = self.decoder.rotary(positions, states.dtype)
-        return projection(self.norm(self.fc(states)), table)
+        return projection(self.norm(self.multiply(self.fc, states)), table)
 
     def predict_confidence(self, states: Tensor, before: Tensor) -> Tensor:
         """Log odds [...] of acceptance of tokens after ``before`` [...] by ``states`` [..., H] after the last layer.

@@ -4,13 +4,16 @@ B rows, T tokens, n positions, A anchors, b slots of a block, L layers, H hidden
 per key-value head, E head size.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.models.backend import linear_for, pack_layer
 from paceline.models.native.blocks import Block
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import rotate
@@ -22,16 +25,15 @@ from paceline.models.native.qkv import NormRotateQK
 class ContextProjection:
     """The key and value projections of all layers as one matrix, because all layers read the same states."""
 
-    weight: Tensor  # [L * 2 * K * E, H]
-    bias: Tensor | None
+    multiply: Callable[[Tensor], Tensor]  # [..., H] with the matrix: [..., L * 2 * K * E]
     key_norm: Tensor | None  # [L, 1, E]; None: keys have no norm
     eps: float
     num_layers: int
     num_kv_heads: int
 
     @staticmethod
-    def of(decoder: DecoderLM) -> "ContextProjection":
-        """That of the layers of ``decoder``, differentiable in their weights; a copy."""
+    def of(decoder: DecoderLM, *, kernels: bool = False) -> "ContextProjection":
+        """That of the layers of ``decoder``, a copy: differentiable in their weights, or for ``kernels``."""
         config = decoder.config
         first = config.num_heads * config.head_dim
         weights: list[Tensor] = []
@@ -45,9 +47,9 @@ class ContextProjection:
                 biases.append(product.bias[first:])
             if isinstance(heads, NormRotateQK):
                 norms.append(heads.key_norm.get_parameter("weight"))
+        weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
         return ContextProjection(
-            weight=torch.cat(weights),
-            bias=torch.cat(biases) if biases else None,
+            multiply=_kernel_for(weight, bias) if kernels else partial(F.linear, weight=weight, bias=bias),
             key_norm=torch.stack(norms)[:, None] if norms else None,
             eps=config.norm_eps,
             num_layers=config.num_layers,
@@ -56,13 +58,21 @@ class ContextProjection:
 
     def __call__(self, features: Tensor, table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Keys, rotated by ``table``, and values [B, n, L, K, E] of ``features`` [B, n, H]."""
-        made = F.linear(features, self.weight, self.bias)
+        made = self.multiply(features)
         keys, values = made.unflatten(-1, (self.num_layers, 2, self.num_kv_heads, -1)).unbind(3)
         if self.key_norm is not None:  # as in models/native/layers.RMSNorm
             wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
             scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.eps)
             keys = (wide * scale).to(keys.dtype) * self.key_norm
         return rotate(keys.flatten(2, 3), *table).view(keys.shape), values
+
+
+def _kernel_for(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    return linear_for(pack_layer(layer, weight.dtype), weight.dtype)
 
 
 @final

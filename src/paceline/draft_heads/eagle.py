@@ -66,9 +66,13 @@ class EagleHead(StatePairHead):
         drawn = torch.rand(features.shape, generator=generator) - 0.5
         return features + drawn.to(features) * (self.options.noise * NOISE_LENGTH / features.shape[1])
 
+    @property
+    def products(self) -> tuple[nn.Linear]:
+        return (self.fc,)
+
     def pair(self, feature: Tensor, tokens: Tensor, first: Tensor | None = None) -> Tensor:
         """Embedding and feature, joined: [B, n, H]."""
-        return self.fc(torch.cat((self.embed(tokens, feature), feature), dim=-1))
+        return self.multiply(self.fc, torch.cat((self.embed(tokens, feature), feature), dim=-1))
 
     @property
     def pair_input(self) -> PairInput:

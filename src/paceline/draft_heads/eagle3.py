@@ -113,6 +113,10 @@ class Eagle3Head(PairHead):
         assert self.decoder.head is not None
         return (self.decoder.head,)
 
+    @property
+    def products(self) -> tuple[nn.Linear]:
+        return (self.fc,)
+
     def feature(self, hidden: Mapping[int, Tensor]) -> Tensor:
         """Fused hidden states, in the order of the taps."""
         return self._fuse([hidden[tap] for tap in self.fused])
@@ -121,7 +125,7 @@ class Eagle3Head(PairHead):
         if self.options.fc_norm == "each":
             states = [norm(one) for norm, one in zip(self.fc_norms, states, strict=True)]
         joint = torch.cat(states, dim=-1)
-        return self.fc(self.fc_norms[0](joint) if self.options.fc_norm == "joint" else joint)
+        return self.multiply(self.fc, self.fc_norms[0](joint) if self.options.fc_norm == "joint" else joint)
 
     def pair(self, feature: Tensor, tokens: Tensor, first: Tensor | None = None) -> Tensor:
         """The embedding and the feature [B, n, 2 W]; the first layer normalises both."""

@@ -5,12 +5,11 @@ vocabulary.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -22,7 +21,6 @@ from paceline.draft_heads.layers import (
     gather_preceding,
     sample_anchors,
 )
-from paceline.models.backend import linear_for, pack_layers
 from paceline.models.depth_models import DepthModel, DepthModels, DepthOperation, Normed, Place
 from paceline.models.native.decoder import DecoderLM
 
@@ -59,7 +57,6 @@ class FeatureHead(DraftHead):
         self.draft_vocab = draft_vocab
         self._taps = (num_layers,)
         self.decoder = decoder
-        self._products: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
 
     @abstractmethod
     def advance(self, states: Tensor, tokens: Tensor, depth: int) -> Tensor:
@@ -106,20 +103,12 @@ class FeatureHead(DraftHead):
         """The draft logits [N, V] after nodes at ``depth`` with these ``states`` [N, W]."""
         return self.multiply(self.lm_head_of(depth), self.hidden_of(states, depth))
 
-    def multiply(self, layer: nn.Module, x: Tensor) -> Tensor:
-        """``x`` [N, in] through a linear layer, or through the LM head that is tied to an embedding."""
-        run = self._products.get(layer)
-        if run is not None:
-            return run(x)
-        return F.linear(x, layer.weight) if isinstance(layer, nn.Embedding) else layer(x)
-
-    def use_kernels(self) -> None:
-        """Pack its own matrices, and run all products by the fastest kernels."""
-        for module in self.own.values():
-            pack_layers(module, self.decoder.dtype)
-        heads = {self.lm_head_of(depth) for depth in range(self.sizes.depth)}
-        layers = {layer for module in self.own.values() for layer in module.modules() if isinstance(layer, nn.Linear)}
-        self._products = {layer: linear_for(layer, self.decoder.dtype) for layer in layers | heads}
+    @property
+    def products(self) -> list[nn.Linear | nn.Embedding]:
+        """All that are its own, and the LM heads."""
+        heads = [self.lm_head_of(depth) for depth in range(self.sizes.depth)]
+        own = [layer for part in self.own.values() for layer in part.modules() if isinstance(layer, nn.Linear)]
+        return [*own, *heads]
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -59,13 +59,17 @@ class MTPHead(StatePairHead):
         norms: dict[str, nn.Module] = {"embedding_norm": self.embedding_norm, "feature_norm": self.feature_norm}
         return {**norms, "eh_proj": self.eh_proj, "blocks": self.decoder.blocks, "norm": self.decoder.norm}
 
+    @property
+    def products(self) -> tuple[nn.Linear]:
+        return (self.eh_proj,)
+
     def pair(self, feature: Tensor, tokens: Tensor, first: Tensor | None = None) -> Tensor:
         """Embedding and feature, both normalised, joined: [B, n, H]."""
         embedded = self.embed(tokens, feature)
         if self.options.zero_first and first is not None:
             embedded = embedded.masked_fill(first[..., None], 0)
         both = self.embedding_norm(embedded), self.feature_norm(feature)
-        return self.eh_proj(torch.cat(both if self.options.embedding_first else both[::-1], dim=-1))
+        return self.multiply(self.eh_proj, torch.cat(both if self.options.embedding_first else both[::-1], dim=-1))
 
     @property
     def pair_input(self) -> PairInput:

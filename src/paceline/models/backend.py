@@ -55,24 +55,21 @@ def gemm_for(weight: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda x: F.linear(x, weight)
 
 
-def pack_layers(module: nn.Module, dtype: torch.dtype) -> None:
-    """Pack the linear layers in ``module``, a part of a model of ``dtype``, in place, where kernels run them."""
-    if not _has_kernels(module, dtype):
-        return
-    for path, layer in list(module.named_modules()):
-        if isinstance(layer, nn.Linear):
-            module.set_submodule(path, pack_linear(layer, dtype))
+def pack_layer(layer: nn.Linear, dtype: torch.dtype) -> nn.Linear:
+    """``layer``, a part of a model of ``dtype``, packed where kernels run it, else as it is."""
+    return pack_linear(layer, dtype) if _has_kernels(layer, dtype) else layer
 
 
 def linear_for(layer: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """The product of rows [N, in] of ``dtype`` with a linear layer, its bias included, as models run it here.
+    """The product of ``x`` [..., in] of ``dtype`` with a linear layer, its bias included, as models run it here.
 
     ``layer`` may be the embedding that an LM head is tied to.
     """
     assert isinstance(layer, nn.Linear | nn.Embedding)
     if not _has_kernels(layer, dtype):
         return (lambda x: F.linear(x, layer.weight)) if isinstance(layer, nn.Embedding) else layer
-    return gemm_with_layer(layer, dtype)
+    multiply = gemm_with_layer(layer, dtype)
+    return lambda x: multiply(x.reshape(-1, x.shape[-1]).contiguous()).view(*x.shape[:-1], -1)
 
 
 def _has_kernels(module: nn.Module, dtype: torch.dtype) -> bool:

@@ -6,6 +6,7 @@ import torch
 from paceline.core.tree import Tree
 from paceline.models.base import LogitsFor
 from paceline.models.cpu.decoder import CpuDecoder
+from paceline.models.sublayers import SkippedSublayers
 from tests.kernels.cpu.models import native
 from tests.models.layouts import LAYOUTS, first_nodes, random_tree, texts
 
@@ -134,6 +135,30 @@ def test_long_prompts_exceed_one_chunk():
         tree = Tree.make_chain(texts(10, 100), torch.ones(10, 100, dtype=torch.bool))
         found.append(model(tree, cache).logits)  # 1000 nodes, more than the kernel's buffers hold at once
     assert torch.allclose(*found, rtol=0, atol=1e-10)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    "skipped", [SkippedSublayers(), SkippedSublayers(attention=frozenset({2}), mlp=frozenset({1}))], ids=str
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_keys_and_values_do_not_depend_on_what_is_read_of_the_output(layout, skipped):
+    """Of the last layer nothing else is computed then."""
+    lm = native(layout, torch.float32)
+    own, found = CpuDecoder(lm), []
+    if skipped:
+        own = own.without(skipped)
+    for options in ({}, dict(logits_for=LogitsFor.NONE), dict(logits_for=LogitsFor.NONE, taps=(lm.num_layers,))):
+        cache = own.new_cache(2, 32).view()
+        tree = Tree.make_chain(texts(2, 4), torch.tensor([[True] * 4, [True, True, False, False]]))
+        output = own(tree, cache, **options)
+        cache.commit(tree.valid.sum(-1))
+        found.append([cache.storage.keys[:, :, :4].clone(), cache.storage.values[:, :, :4].clone()])
+        if "taps" in options:
+            found[-1].append(output.hidden[lm.num_layers])
+    for tensors in zip(*found, strict=False):
+        assert all(torch.equal(tensors[0], other) for other in tensors[1:])
+    assert found[2][2].abs().amax() > 0
 
 
 @torch.inference_mode()

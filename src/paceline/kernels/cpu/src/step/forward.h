@@ -86,16 +86,32 @@ class Forward {
         if (call_.ready) worker.single([&] { merge_resumed(); });
         tap(joined, worker);
         for (int at = joined; at < call_.num_layers; at++) {
-            run_layer(call_.layers[at], nodes_, attention, worker);
+            run_layer(call_.layers[at], nodes_, attention, worker, at + 1 < call_.num_layers || output_is_read());
             tap(at + 1, worker);
         }
         for (int first = 0; first < (int)logit_nodes_.size(); first += CHUNK) run_lm_head(first, worker);
     }
 
-    void run_layer(int layer, const std::vector<Node> &nodes, Attention<T> &attention, Worker &worker) {
+    // Whether anything reads what comes out of the last layer.
+    bool output_is_read() const {
+        if (call_.logits_for != LOGITS_NONE) return true;
+        return std::find(call_.taps, call_.taps + call_.num_taps, call_.num_layers) != call_.taps + call_.num_taps;
+    }
+
+    // The operation after the one that stores keys and values; the first one of a layer without any.
+    int64_t after_storing(int layer) const {
+        for (int64_t i = model_.layers[layer + 1]; i-- > model_.layers[layer];)
+            if (model_.operations[i].kind == ROTATE) return i + 1;
+        return model_.layers[layer];
+    }
+
+    // Unless its output is read, a layer does no more than store keys and values.
+    void run_layer(int layer, const std::vector<Node> &nodes, Attention<T> &attention, Worker &worker,
+                   bool output_is_read = true) {
+        const int64_t end = output_is_read ? model_.layers[layer + 1] : after_storing(layer);
         for (int first = 0, size; first < (int)nodes.size(); first += size) {
             size = chunk_of(nodes, first);
-            for (int64_t i = model_.layers[layer]; i < model_.layers[layer + 1]; i++)
+            for (int64_t i = model_.layers[layer]; i < end; i++)
                 run_operation(model_.operations[i], layer, &nodes[first], first, size, attention, worker);
         }
     }
