@@ -119,6 +119,11 @@ class DraftHead(nn.Module, ABC):
             return run(x)
         return F.linear(x, layer.weight) if isinstance(layer, nn.Embedding) else layer(x)
 
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether some of ``products`` run by kernels."""
+        return bool(self._kernels)
+
     def use_kernels(self) -> None:
         """Pack those of ``products`` that are its own, and run all of them by the fastest kernels; nothing may train it
         then.

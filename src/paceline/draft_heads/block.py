@@ -150,7 +150,7 @@ class BlockHead(DraftHead):
 
     def context_projection(self) -> ContextProjection:
         """The weights by which ``project_context`` makes keys and values for all layers at once."""
-        return ContextProjection.of(self.decoder, kernels=bool(self._kernels))
+        return ContextProjection.of(self.decoder, kernels=self.uses_kernels)
 
     def project_context(
         self, states: Tensor, positions: Tensor, projection: ContextProjection

@@ -4,6 +4,7 @@ B rows, N nodes, n states, b slots of a block, D depth, S taps, H hidden size, V
 """
 
 from collections.abc import Hashable
+from functools import partial
 from typing import final
 
 import torch
@@ -18,7 +19,7 @@ from paceline.core.tree import Draw, Outcome, Resume, Tree
 from paceline.draft_heads.block import BlockHead
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.growing import DraftInput, GrowingDrafter
-from paceline.drafters.hidden_states import PendingStates, check_head_target, path_hidden
+from paceline.drafters.hidden_states import PendingStates, check_head_target, made_of_valid, path_hidden
 from paceline.drafters.tree.base import GrownTree
 from paceline.drafters.tree.shapes import Shape
 from paceline.models.base import LM, LogitsFor
@@ -250,8 +251,10 @@ class BlockDrafter(GrowingDrafter):
         """Write keys and values of the first ``count`` [B] of ``states`` [B, n, S * H] to ``view``, and commit them."""
         index = torch.arange(states.shape[1], device=states.device)
         at = (view.length[:, None] + index).clamp(max=view.capacity - 1)
-        keys, values = self.head.project_context(states, at, self.projection)
-        rows = view.target_rows(index < count[:, None])
+        valid = index < count[:, None]
+        project = partial(self.head.project_context, projection=self.projection)
+        keys, values = made_of_valid(project, valid, states, at) if self.head.uses_kernels else project(states, at)
+        rows = view.target_rows(valid)
         for layer in range(self.head.options.num_layers):
             view.write(layer, rows, at, keys[:, :, layer], values[:, :, layer])
         view.commit(count)

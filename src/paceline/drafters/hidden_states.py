@@ -3,7 +3,7 @@
 B rows, n states, N nodes, D depth, H hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -37,6 +37,18 @@ def path_hidden(hidden: dict[int, Tensor], tap: int, tree: Tree, outcome: Outcom
         return states
     nodes = F.pad(outcome.path, (1, 0)).clamp(min=0)  # the root is node 0
     return states.gather(1, nodes[..., None].expand(-1, -1, states.shape[-1]))
+
+
+def made_of_valid(make: Callable[..., Sequence[Tensor]], valid: Tensor, *given: Tensor) -> list[Tensor]:
+    """What ``make`` gives for the entries [1, m, ...] of ``given`` [B, n, ...] where ``valid`` [B, n]; zeros elsewhere.
+
+    Their number is looked up on the host: for heads that run by the kernels of the CPU.
+    """
+    found: list[Tensor] = []
+    for made in make(*(one[valid][None] for one in given)):
+        found.append(made.new_zeros(*valid.shape, *made.shape[2:]))
+        found[-1][valid] = made[0]
+    return found
 
 
 def read_hidden(

@@ -3,7 +3,7 @@
 R rows, B = R, n pairs, N nodes, H hidden size of the target, W of the head, V vocabulary.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import ClassVar
 
 import torch
@@ -17,7 +17,13 @@ from paceline.core.tree import Draw, Outcome, Resume, Tree
 from paceline.draft_heads.pair import PairHead
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.growing import DraftInput, GrowingDrafter
-from paceline.drafters.hidden_states import PendingStates, check_head_target, path_hidden, read_hidden
+from paceline.drafters.hidden_states import (
+    PendingStates,
+    check_head_target,
+    made_of_valid,
+    path_hidden,
+    read_hidden,
+)
 from paceline.drafters.tree.shapes import Shape
 from paceline.models.base import LM, FusedDrafting, LogitsFor, Output, PendingInputs
 from paceline.models.prefill import CHUNK
@@ -130,7 +136,8 @@ class PairDrafter(GrowingDrafter):
             before = admission.known - admission.prefix_length - 1  # pairs that the target read here, but the last
             longest = next(iter(hidden.values())).shape[1]
             for start in range(0, longest, CHUNK):
-                chunk = self.head.feature({tap: one[:, start : start + CHUNK] for tap, one in hidden.items()})
+                states = {tap: one[:, start : start + CHUNK] for tap, one in hidden.items()}
+                chunk = self._features(states, before + 1 - start)
                 size = chunk.shape[1]
                 self._read(view, chunk, tokens, (before - start).clamp(0, size))
                 here = ((before >= start) & (before < start + size))[:, None, None]
@@ -196,11 +203,21 @@ class PairDrafter(GrowingDrafter):
             self._read(self.cache, self.unread.states[:, :-1], batch.tokens, self.unread.count)
             self.unread.count.zero_()
         num = outcome.num_committed
-        self.unread.append(self.head.feature(states), torch.zeros_like(num), num)
+        self.unread.append(self._features(states, num), torch.zeros_like(num), num)
         self.lags = self.next_lags
 
     def _max_depth(self, batch: Batch) -> Tensor:
         return torch.where(batch.length > 1, super()._max_depth(batch), 0)
+
+    def _features(self, states: Mapping[int, Tensor], count: Tensor) -> Tensor:
+        """The features [B, n, W] of the first ``count`` [B] of the target's ``states`` at each tap."""
+        if not self.head.uses_kernels:
+            return self.head.feature(states)
+        valid = self.index[: next(iter(states.values())).shape[1]] < count[:, None]
+        (features,) = made_of_valid(
+            lambda *given: (self.head.feature(dict(zip(states, given, strict=True))),), valid, *states.values()
+        )
+        return features
 
     def _read(
         self,

@@ -69,7 +69,7 @@ def linear_for(layer: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tenso
     if not _has_kernels(layer, dtype):
         return (lambda x: F.linear(x, layer.weight)) if isinstance(layer, nn.Embedding) else layer
     multiply = gemm_with_layer(layer, dtype)
-    return lambda x: multiply(x.reshape(-1, x.shape[-1]).contiguous()).view(*x.shape[:-1], -1)
+    return lambda x: multiply(x.reshape(-1, x.shape[-1]).contiguous()).unflatten(0, x.shape[:-1])
 
 
 def _has_kernels(module: nn.Module, dtype: torch.dtype) -> bool:
