@@ -28,7 +28,7 @@ KINDS = {
     "prophet": dict(num_states=3),
     "linear_prophet": dict(depth=2),
     "medusa": dict(num_blocks=2),
-    "hydra": dict(num_blocks=2),
+    "hydra": dict(num_blocks=2, prefix=True),
     "mlp_speculator": dict(tied=True),
     "block": dict(block_size=4),
     "eagle": dict(),

@@ -28,7 +28,7 @@ def fitted(kind, target, *, spread=0.1, noise=0.0, **sizes):
     head, generator = new_head(kind, target, spread=spread, **sizes), torch.Generator().manual_seed(2)
     tokens = torch.arange(target.vocab_size)
     output = target.causal(tokens[:, None], taps=head.taps)
-    state, table = output.hidden[head.taps[0]][:, 0], output.logits[:, 0]
+    state, table = head.in_context(output.hidden[head.taps[0]], None)[:, 0], output.logits[:, 0]
     following, sequences = table.argmax(-1), [tokens]
     for _ in range(STEPS):
         sequences.append(following[sequences[-1]])

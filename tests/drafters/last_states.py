@@ -4,6 +4,7 @@ training.
 
 import torch
 
+from paceline.draft_heads.feature_head import FeatureHead
 from tests import tiny as models
 from tests.harness import decoder_for, expected, request
 
@@ -12,10 +13,12 @@ PROMPTS = ([5], [9, 2], [3, 1, 4, 1, 5, 9, 2, 6, 5], [60, 0, 7])
 
 @torch.no_grad()
 def whole(target, head, sequence):
-    """The states [T, H] that the head reads of a sequence, and what it says to it unrolled: logits [T, D, V]."""
+    """What is kept of a sequence's states [T, H], and what the head says to it unrolled: logits [T, D, V]."""
     tokens = torch.tensor([sequence])
     hidden = target.causal(tokens, taps=head.taps).hidden
-    return hidden[head.taps[0]][0], head.unroll(tokens, hidden).logits[0]
+    kept = hidden[head.taps[0]]
+    kept = head.in_context(kept, None) if isinstance(head, FeatureHead) else kept
+    return kept[0], head.unroll(tokens, hidden).logits[0]
 
 
 def check_steps(target, drafter, *, verifier, k=3, steps=8, **options):

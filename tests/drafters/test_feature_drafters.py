@@ -25,6 +25,7 @@ SIZES = [
     ("hydra", {"depth": 3}),
     ("hydra", {"num_blocks": 3, "shared_blocks": True, "head_bias": False}),
     ("hydra", {"grounded": False, "num_blocks": 2}),
+    ("hydra", {"prefix": True}),
 ]
 every_kind = pytest.mark.parametrize("kind", FLOORS)
 every_size = pytest.mark.parametrize(("kind", "sizes"), SIZES, ids=str)

@@ -33,6 +33,7 @@ HEADS = {
     "hydra": ("hydra", {}),
     "hydra of shared blocks": ("hydra", dict(num_blocks=3, shared_blocks=True, head_bias=False)),
     "hydra without tokens": ("hydra", dict(grounded=False, num_blocks=2)),
+    "hydra with a prefix layer": ("hydra", dict(prefix=True)),
     "hydra of a draft vocabulary": ("hydra", dict(draft_vocab_size=40, normalized=False)),
 }
 ONE_OF_EACH = ("medusa of a draft vocabulary", "mlp_speculator", "hydra of a draft vocabulary")

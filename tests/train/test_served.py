@@ -25,7 +25,7 @@ SERVED = {
     "prophet": {"width": 16, "depth": 3},
     "linear_prophet": {"depth": 3},
     "medusa": {"depth": 3, "num_blocks": 2},
-    "hydra": {"depth": 3},
+    "hydra": {"depth": 3, "prefix": True},
     "mlp_speculator": {"depth": 3, "tied": True},
     "block": {"block_size": 4, "num_layers": 1},
     "eagle": {"depth": 3},

@@ -95,8 +95,15 @@ class FeatureHead(DraftHead):
         """The state [N, W] that the root's follows from, of the ``feature`` [N, H]."""
         return feature
 
+    def in_context(self, hidden: Tensor, segment: Tensor | None) -> Tensor:
+        """What is kept of the target's ``hidden`` states [B, T, H] of whole sequences: these, or what has read them.
+
+        ``segment`` [B, T] as in models/attention.CausalAttention.
+        """
+        return hidden
+
     def read_feature(self, hidden: Tensor) -> Tensor:
-        """The feature [N, H] of the target's ``hidden`` states [N, H] after its last layer."""
+        """The feature [N, H] of what ``in_context`` gives."""
         return self.decoder.norm(hidden) if self.sizes.normalized else hidden
 
     def logits_of(self, states: Tensor, depth: int) -> Tensor:
@@ -138,7 +145,8 @@ class FeatureHead(DraftHead):
         depth = self.sizes.depth
         anchors, share = sample_anchors(all_learned(tokens, learned), self.sizes.anchors, generator)
         position, weight = anchor_positions(anchors, depth, segment, length=tokens.shape[1])
-        before = gather_preceding(hidden[self._taps[0]], anchors, 1, segment)  # [B, A, 1, H]
+        known = self.in_context(hidden[self._taps[0]], segment)
+        before = gather_preceding(known, anchors, 1, segment)  # [B, A, 1, H]
         drafted = tokens.gather(1, position.flatten(1)).view(-1, depth)  # [B * A, D]
         states, logits = self.begin(self.read_feature(before.flatten(0, 2))), []
         for at in range(depth):

@@ -1,8 +1,9 @@
 """Hydra: Medusa heads that also read the tokens drafted before (2402.05109).
 
-N nodes, H the target's hidden size, V vocabulary.
+B rows, T tokens, N nodes, H the target's hidden size, V vocabulary.
 """
 
+from dataclasses import replace
 from typing import ClassVar, Self, final
 
 import torch
@@ -13,8 +14,11 @@ from torch.nn import functional as F
 from paceline.draft_heads.base import DraftHeadConfig
 from paceline.draft_heads.draft_vocab import DraftVocab
 from paceline.draft_heads.feature_head import FeatureHead, FeatureHeadConfig, bare_decoder
-from paceline.draft_heads.layers import begin_lm_heads, materialize, own_tensors
+from paceline.draft_heads.layers import begin_lm_heads, materialize, own_tensors, random_weights
+from paceline.models.backend import fastest, pack_weights
+from paceline.models.base import LM
 from paceline.models.depth_models import Activated, Added, DepthModel, DepthOperation, Normed, Place, Product
+from paceline.models.native.attention import CausalAttention
 from paceline.models.native.decoder import DecoderLM
 
 
@@ -25,6 +29,7 @@ class HydraConfig(FeatureHeadConfig):
     shared_blocks: bool = False  # whether the blocks after the first are one, as in heads of the authors' code
     grounded: bool = True  # whether it reads the tokens; else it is a Medusa head with another first block
     head_bias: bool = True  # whether LM heads have a bias
+    prefix: bool = False  # whether a layer like the target's reads the states of the sequence first (Hydra++)
 
 
 class WideBlock(nn.Module):
@@ -45,6 +50,9 @@ class HydraHead(FeatureHead):
 
     New blocks pass the feature on and new LM heads are the target's, so that at first every depth repeats the target's
     last prediction, as new Medusa heads do.
+
+    With ``prefix`` the feature is what a layer over the target's states of the whole sequence, and a norm, make of the
+    last one. It is of the target's sizes, and adds nothing at first.
     """
 
     kind: ClassVar[str] = "hydra"
@@ -67,6 +75,8 @@ class HydraHead(FeatureHead):
         self.lm_heads = nn.ModuleList(
             nn.Linear(size, self.draft_vocab_size, bias=config.head_bias) for _ in range(config.depth)
         )
+        self.prefix = DecoderLM(replace(decoder.config, num_layers=1)) if config.prefix else None
+        self._fastest_prefix: LM | None = None
 
     @classmethod
     def make(cls, config: DraftHeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
@@ -78,13 +88,62 @@ class HydraHead(FeatureHead):
             name: torch.eye(*one.shape) if name.endswith("residual.weight") else torch.zeros(one.shape)
             for name, one in own_tensors(head.own).items()
         }  # the feature comes first
+        if head.prefix is not None:
+            state |= _new_prefix(head.prefix, generator)
+            head.prefix.embed, head.prefix.head = target.embed, target.head  # which it does not use
         materialize(head.own, state, target)
+        if head.prefix is not None and head.prefix.rotary is not None:
+            head.prefix.rotary.to(target.device)
         begin_lm_heads(head.lm_heads_of_rows, target, vocab)
         return head
 
     @property
     def own(self) -> dict[str, nn.Module]:
-        return {"first_blocks": self.first_blocks, "blocks": self.blocks, "lm_heads": self.lm_heads}
+        own: dict[str, nn.Module] = {"first_blocks": self.first_blocks, "blocks": self.blocks}
+        own |= {"lm_heads": self.lm_heads}
+        return (
+            own
+            if self.prefix is None
+            else {**own, "prefix.blocks": self.prefix.blocks, "prefix.norm": self.prefix.norm}
+        )
+
+    @property
+    def products(self) -> list[nn.Linear | nn.Embedding]:
+        """Those of FeatureHead, but for the prefix layer's."""
+        layers = () if self.prefix is None else self.prefix.modules()
+        return [layer for layer in super().products if not any(layer is one for one in layers)]
+
+    def use_kernels(self) -> None:
+        """See DraftHead; the prefix layer too."""
+        super().use_kernels()
+        if self.prefix is not None:
+            pack_weights(self.prefix, beside=self.decoder)
+            quick = fastest(self.prefix)
+            self._fastest_prefix = None if quick is self.prefix else quick
+
+    @property
+    def prefix_lm(self) -> LM | None:
+        """What runs the prefix layer over the states of a sequence; None without one."""
+        return self._fastest_prefix or self.prefix
+
+    def in_context(self, hidden: Tensor, segment: Tensor | None) -> Tensor:
+        """See FeatureHead."""
+        if self.prefix is None:
+            return hidden
+        attend = CausalAttention(len(hidden), hidden.shape[1], hidden.device, segment)
+        return self.prefix.norm(self.prefix.run_blocks(self.read_states(hidden), attend))
+
+    def read_states(self, hidden: Tensor) -> Tensor:
+        """What the prefix layer, or without one a feature, is made from."""
+        return super().read_feature(hidden)
+
+    def read_feature(self, hidden: Tensor) -> Tensor:
+        """See FeatureHead; what comes out of the prefix layer is the feature itself."""
+        return hidden if self.prefix is not None else self.read_states(hidden)
+
+    @property
+    def first_operations(self) -> tuple[DepthOperation, ...]:
+        return super().first_operations if self.prefix is None else ()
 
     @property
     def lm_heads_of_rows(self) -> tuple[nn.Module, ...]:
@@ -140,3 +199,12 @@ class HydraHead(FeatureHead):
         assert isinstance(found, nn.ModuleList)
         different = [block for block in found if isinstance(block, nn.Linear)]
         return different * count if self.options.shared_blocks else different
+
+
+def _new_prefix(prefix: DecoderLM, generator: torch.Generator) -> dict[str, Tensor]:
+    """Weights by which the layer adds nothing to the residual stream; what is read of it learns first."""
+    state = random_weights(own_tensors({"prefix.blocks": prefix.blocks, "prefix.norm": prefix.norm}), generator)
+    for name, part in state.items():
+        if name.endswith(("attention.output.weight", "ffn.down.weight", "bias")):
+            part.zero_()
+    return state

@@ -41,6 +41,10 @@ class LastHiddenStates:
 
     def update(self, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Append the states of the root and of each row's accepted path."""
-        states = torch.cat((self.states, path_hidden(hidden, self.tap, tree, outcome)), dim=1)  # [R, s + 1 + D, H]
-        last = outcome.num_committed[:, None] + self.index
+        self.append(path_hidden(hidden, self.tap, tree, outcome), outcome.num_committed)
+
+    def append(self, states: Tensor, count: Tensor) -> None:
+        """Append the first ``count`` [R] of ``states`` [R, n, H]."""
+        states = torch.cat((self.states, states), dim=1)  # [R, s + n, H]
+        last = count[:, None] + self.index
         self.states.copy_(states.gather(1, last[..., None].expand(-1, -1, states.shape[-1])))

@@ -10,7 +10,7 @@ EXAMPLES = {
     "eagle": ("eagle", dict(num_kv_heads=2, num_heads=4)),
     "eagle3": ("eagle3", dict(taps=(2, 1, 3), draft_vocab_size=24, fc_norm="each")),
     "eagle3_deepspec": ("eagle3", dict(taps=(1, 0, 2, 3), qk_norm=True)),
-    "hydra": ("hydra", dict(num_blocks=3, shared_blocks=True, head_bias=True)),
+    "hydra": ("hydra", dict(num_blocks=3, shared_blocks=True, head_bias=True, prefix=True)),
     "medusa": ("medusa", dict(num_blocks=2, shared_blocks=True)),
     "medusa_vllm": ("medusa", dict(num_blocks=2, draft_vocab_size=24)),
     "mlp_speculator": ("mlp_speculator", dict(depth=3)),

@@ -1,6 +1,7 @@
 """Hydra heads as their authors save them (zankner/Hydra)."""
 
 import re
+from dataclasses import replace
 from typing import ClassVar, final
 
 import torch
@@ -17,23 +18,29 @@ from paceline.draft_heads.formats.base import (
     check_names,
     check_target,
 )
+from paceline.draft_heads.formats.head_files import FETCH_AGAIN
+from paceline.draft_heads.formats.pair_tensors import LayerSizes
 from paceline.draft_heads.hydra import HydraConfig, HydraHead
+from paceline.models.native.config import Arrangement, AttentionConfig, DecoderConfig, FFNConfig
 from paceline.models.native.decoder import DecoderLM
+from paceline.models.native.layers import RMSNorm
 
 BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)")
 LM_HEAD = re.compile(r"hydra_lm_head\.(\d+)(?:\.\d+)?\.(weight|bias)")
-TENSORS = "tensors"
+TENSORS, ARCHS = "tensors", ("mlp", "prefix-mlp")
+PREFIX = "prefix_embeding_layer."  # sic
 
 
 @final
 class HydraFormat(Format):
-    """``hydra_mlp.{i}.{j}.*`` and ``hydra_lm_head.{i}.*`` of the arch ``mlp``, read by structure.
+    """``hydra_mlp.{i}.{j}.*`` and ``hydra_lm_head.{i}.*`` of the archs ``mlp`` and ``prefix-mlp``, read by structure.
 
-    The authors' code makes one object of all blocks that are not the first, so written ones must be one.
+    The prefix layer is one of the target's Llama layers, by its config. The authors' code makes one object of all
+    blocks that are not the first, so written ones must be one.
     """
 
     name: ClassVar[str] = "hydra"
-    title: ClassVar[str] = "Hydra (zankner)"
+    title: ClassVar[str] = "Hydra, Hydra++ (zankner)"
     kinds: ClassVar[frozenset[str]] = frozenset({"hydra"})
 
     def matches(self, files: HeadFiles) -> bool:
@@ -42,11 +49,15 @@ class HydraFormat(Format):
     def read(self, files: HeadFiles, target: DecoderLM) -> Imported:
         """See Format."""
         arch, offset = files.value("hydra_head_arch", str), files.value("hidden_state_offset", int)
-        prefixed = any(name.startswith("prefix_embed") for name in files.headers)
-        if arch not in (None, "mlp") or prefixed:
+        prefixed = any(name.startswith(PREFIX) for name in files.headers)
+        if arch not in (None, *ARCHS):
             raise FormatError(
-                f"{files.path}: hydra_head_arch={arch or 'prefix-mlp'!r} is not supported: it needs an attention layer "
-                "over the target's hidden states; give a head of the arch 'mlp'"
+                f"{files.path}: hydra_head_arch={arch!r} is not supported; give a head of the arch {' or '.join(ARCHS)}"
+            )
+        if arch is not None and prefixed != (arch == "prefix-mlp"):
+            raise FormatError(
+                f"{files.path}: hydra_head_arch={arch!r}, and the tensors {'hold' if prefixed else 'lack'} a layer "
+                f"{PREFIX!r}; {FETCH_AGAIN}"
             )
         if offset:
             raise FormatError(f"{files.path}: hidden_state_offset={offset} is not supported; give a head with 0")
@@ -80,8 +91,13 @@ class HydraFormat(Format):
             for one, shape in (("weight", (vocab, size)), ("bias", (vocab,))):
                 if one == "weight" or biased:
                     want(lm_heads.get((at, one)), f"hydra_lm_head.{at}.{one}", shape, f"lm_heads.{at}.{one}")
-        ignored = check_names(files, wanted)
+        layer = _prefix_layer(target.config) if prefixed else None
+        if layer is not None:
+            wanted |= {**layer.shapes(), f"{PREFIX}norm.weight": (size,)}
+        ignored = check_names(files, wanted, optional={f"{PREFIX}embed_tokens.weight": (vocab, size)})
         state = {own: files.tensor(name) for own, name in ours.items()}
+        if layer is not None:
+            state |= {**layer.read(files, "prefix.blocks."), "prefix.norm.weight": files.tensor(f"{PREFIX}norm.weight")}
         later = len(places) - 1
         shared = later > 1 and all(
             torch.equal(state[f"blocks.{at}.{block}.{one}"], state[f"blocks.{at}.0.{one}"])
@@ -92,7 +108,12 @@ class HydraFormat(Format):
         if shared:
             state = {name: one for name, one in state.items() if not re.match(r"blocks\.\d+\.[1-9]", name)}
         config = HydraConfig(
-            depth=depth, num_blocks=len(places), shared_blocks=shared, grounded=grounded, head_bias=biased
+            depth=depth,
+            num_blocks=len(places),
+            shared_blocks=shared,
+            grounded=grounded,
+            head_bias=biased,
+            prefix=prefixed,
         )
         return Imported(
             kind="hydra",
@@ -104,6 +125,7 @@ class HydraFormat(Format):
                 Assumption("shared_blocks", shared, f"{TENSORS}: whether the blocks after the first are equal"),
                 Assumption("grounded", grounded, f"{TENSORS}: res_connection"),
                 Assumption("head_bias", biased, TENSORS),
+                Assumption("prefix", prefixed, f"{TENSORS}: {PREFIX}*; sizes and positions are the target's"),
                 Assumption("normalized", True, "the format"),
                 Assumption("draft_vocab_size", None, "the format: all tokens of the target"),
             ),
@@ -118,26 +140,48 @@ class HydraFormat(Format):
         options, state = head.options, head.own_state()
         _check_written(options, state)
         tensors: dict[str, Tensor] = {}
+        # With a prefix layer a dropout stands before every block and LM head, and has a number.
+        step, first, last = (2, 1, ".1") if options.prefix else (1, 0, "")
         for at in range(options.depth):
             for one in ("weight", "bias"):
-                tensors[f"hydra_mlp.{at}.0.linear.{one}"] = state[f"first_blocks.{at}.linear.{one}"]
+                name = f"hydra_mlp.{at}.{first}"
+                tensors[f"{name}.linear.{one}"] = state[f"first_blocks.{at}.linear.{one}"]
                 if options.grounded:
-                    tensors[f"hydra_mlp.{at}.0.res_connection.{one}"] = state[f"first_blocks.{at}.residual.{one}"]
+                    tensors[f"{name}.res_connection.{one}"] = state[f"first_blocks.{at}.residual.{one}"]
                 for block in range(1, options.num_blocks):
                     own = 0 if options.shared_blocks else block - 1
-                    tensors[f"hydra_mlp.{at}.{block}.linear.{one}"] = state[f"blocks.{at}.{own}.{one}"]
-            weight = tensors[f"hydra_lm_head.{at}.weight"] = state[f"lm_heads.{at}.weight"]
+                    tensors[f"hydra_mlp.{at}.{first + step * block}.linear.{one}"] = state[f"blocks.{at}.{own}.{one}"]
+            weight = tensors[f"hydra_lm_head.{at}{last}.weight"] = state[f"lm_heads.{at}.weight"]
             zeros = weight.new_zeros(len(weight))  # their LM heads have a bias
-            tensors[f"hydra_lm_head.{at}.bias"] = state.get(f"lm_heads.{at}.bias", zeros)
+            tensors[f"hydra_lm_head.{at}{last}.bias"] = state.get(f"lm_heads.{at}.bias", zeros)
+        if head.prefix is not None:
+            tensors |= _prefix_layer(head.prefix.config).write(state, "prefix.blocks.")
+            tensors[f"{PREFIX}norm.weight"] = state["prefix.norm.weight"]
+            tensors[f"{PREFIX}embed_tokens.weight"] = (
+                target.embed.weight
+            )  # their layer has a table, which it never reads
         config = {
             "hydra_num_heads": options.depth,
             "hydra_num_layers": options.num_blocks,
-            "hydra_head_arch": "mlp",
+            "hydra_head_arch": "prefix-mlp" if options.prefix else "mlp",
             "grounded_heads": options.grounded,
             "hidden_state_offset": 0,
             "base_model_name_or_path": target_name,
         }
         return Exported(config=config, tensors=tensors, weights="hydra_lm_head.safetensors")
+
+
+def _prefix_layer(config: DecoderConfig) -> LayerSizes:
+    """The prefix layer's tensors, by the target's ``config``. Raises FormatError for layers that are not Llama's."""
+    plain = replace(
+        config, norm=RMSNorm, attention=AttentionConfig(), ffn=FFNConfig(), arrangement=Arrangement.NORM_BEFORE
+    )
+    if config != plain or config.rotary is None or config.multipliers.residual != 1.0:
+        raise FormatError(
+            "a prefix layer of this format is one of Llama, and the target's layers are others: give a Llama target, "
+            "or a head without one"
+        )
+    return LayerSizes.of_config(config, [f"{PREFIX}layers.0."])
 
 
 def _check_written(options: HydraConfig, state: dict[str, Tensor]) -> None:
