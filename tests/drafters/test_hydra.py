@@ -53,7 +53,7 @@ def test_a_copied_prefix_is_read_as_by_itself():
     for _ in range(2):
         decoder.step()
     known = decoder.batch.tokens[0, : decoder.batch.length[0]].tolist()
-    sequences = [[*known, 4], [*known[:5], 11, 12]]
+    sequences = [[*known, 4], [*known[:5], 11, 12, 13, 14]]
     prefixes = [Prefix(row=0, length=len(known) - 1), Prefix(row=0, length=5)]
     decoder.admit([request(one, max_tokens=9) for one in sequences], [1, 2], prefixes)
     for _ in range(2):
