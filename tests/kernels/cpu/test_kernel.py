@@ -1,5 +1,7 @@
 """The kernel's forward against the eager decoder's, for every layout, precision and kind of call."""
 
+import copy
+
 import pytest
 import torch
 
@@ -163,7 +165,7 @@ def test_keys_and_values_do_not_depend_on_what_is_read_of_the_output(layout, ski
 
 @torch.inference_mode()
 def test_moved_weights_are_recompiled():
-    lm = native("grouped", torch.float32)
+    lm = copy.deepcopy(native("grouped", torch.float32))
     own = CpuDecoder(lm)
     lm.double()
     tree = Tree.make_chain(texts(1, 4), torch.ones(1, 4, dtype=torch.bool))
