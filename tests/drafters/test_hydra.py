@@ -13,6 +13,7 @@ from tests import tiny as models
 from tests.drafters.feature_heads import fitted, new_head
 from tests.drafters.last_states import whole
 from tests.harness import decoder_for, request
+from tests.models.layouts import pair
 
 
 def tiny(target):
@@ -65,8 +66,9 @@ def test_a_copied_prefix_is_read_as_by_itself():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_kernel_makes_what_torch_makes(dtype):
-    target = copy.deepcopy(models.looping_target()[1]).to(dtype)
+@pytest.mark.parametrize("layout", ["llama-2", "gpt2", "olmo2"])
+def test_the_kernel_makes_what_torch_makes(layout, dtype):
+    target = copy.deepcopy(pair(layout)[1]).to(dtype)
     head = new_head("hydra", target, prefix=True, spread=0.1).requires_grad_(False)
     quick = copy.deepcopy(head)
     quick.use_kernels()
@@ -82,3 +84,15 @@ def test_the_kernel_makes_what_torch_makes(dtype):
     tolerance = 1e-4 if dtype is torch.float32 else 5e-2
     for one, other in zip(*kept, strict=True):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+def test_every_tensor_of_the_prefix_layer_is_trained():
+    target = copy.deepcopy(models.target()[1]).requires_grad_(False)
+    head = new_head("hydra", target, prefix=True, spread=0.1)
+    for tensor in head.own_state().values():
+        tensor.requires_grad_(True)
+    tokens = torch.tensor([[7, 3, 5, 2, 1, 4]])
+    head.unroll(tokens, target.causal(tokens, taps=head.taps).hidden).logits.square().mean().backward()
+    for name, tensor in head.own_state().items():
+        assert tensor.grad is not None and bool(tensor.grad.any()), name
+    assert all(one.grad is None for one in target.parameters())

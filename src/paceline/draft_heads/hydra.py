@@ -90,7 +90,8 @@ class HydraHead(FeatureHead):
         }  # the feature comes first
         if head.prefix is not None:
             state |= _new_prefix(head.prefix, generator)
-            head.prefix.embed, head.prefix.head = target.embed, target.head  # which it does not use
+            # What it does not use.
+            head.prefix.embed, head.prefix.head, head.prefix.position = target.embed, target.head, target.position
         materialize(head.own, state, target)
         if head.prefix is not None and head.prefix.rotary is not None:
             head.prefix.rotary.to(target.device)
@@ -101,17 +102,15 @@ class HydraHead(FeatureHead):
     def own(self) -> dict[str, nn.Module]:
         own: dict[str, nn.Module] = {"first_blocks": self.first_blocks, "blocks": self.blocks}
         own |= {"lm_heads": self.lm_heads}
-        return (
-            own
-            if self.prefix is None
-            else {**own, "prefix.blocks": self.prefix.blocks, "prefix.norm": self.prefix.norm}
-        )
+        if self.prefix is not None:
+            own |= {"prefix.blocks": self.prefix.blocks, "prefix.norm": self.prefix.norm}
+        return own
 
     @property
     def products(self) -> list[nn.Linear | nn.Embedding]:
         """Those of FeatureHead, but for the prefix layer's."""
-        layers = () if self.prefix is None else self.prefix.modules()
-        return [layer for layer in super().products if not any(layer is one for one in layers)]
+        others = set[nn.Module]() if self.prefix is None else set(self.prefix.blocks.modules())
+        return [layer for layer in super().products if layer not in others]
 
     def use_kernels(self) -> None:
         """See DraftHead; the prefix layer too."""
