@@ -69,6 +69,7 @@ def test_the_embedded_pair_and_its_heads_load_without_what_they_do_not_need():
     assert imported(program, OF_MODELS) == []
 
 
+@pytest.mark.slow
 def test_only_a_quantized_model_needs_torchao():
     pytest.importorskip("torchao")
     program = f"import paceline; paceline.load({str(pair().target)!r}, quantization='int8')"

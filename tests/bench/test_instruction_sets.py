@@ -234,6 +234,7 @@ except ValueError as error:
 
 
 @x86
+@pytest.mark.slow
 def test_torch_is_limited_before_its_first_use():
     assert limited("baseline").endswith("'MKL_ENABLE_INSTRUCTIONS': 'SSE4_2'} DEFAULT")
     said = limited("baseline", environment={"ONEDNN_MAX_CPU_ISA": "AVX2"})

@@ -80,6 +80,7 @@ def test_a_leak_is_seen(monkeypatch):
     assert any("more tensors" in fault for fault in growth_of(endure(*tiny_pair(), PROMPTS, steps=60)).faults())
 
 
+@pytest.mark.slow
 def test_the_command_prints_every_snapshot_and_fails_where_something_grew(monkeypatch, capsys):
     words = [
         "endurance",

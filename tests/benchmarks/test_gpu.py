@@ -55,6 +55,7 @@ def test_a_device_without_room_is_refused_before_anything_is_made(monkeypatch):
         models()
 
 
+@pytest.mark.slow
 def test_the_command_measures_draws_and_goes_on(tmp_path, capsys, still_machine):
     records, out = measured("gpu", tmp_path / "gpu.jsonl", capsys)
     assert "plain decoding reaches" in out and "times as fast as transformers-assisted k=2 (goal 2)" in out

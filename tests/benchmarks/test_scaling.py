@@ -106,6 +106,7 @@ def test_points_take_turns_and_what_the_file_holds_is_not_timed_again(tmp_path, 
     assert len(scripted) == 2
 
 
+@pytest.mark.slow
 def test_the_command_measures_everything_and_shows_its_file_again(tmp_path, capsys, still_machine):
     records, out = measured("scaling", tmp_path / "scaling.jsonl", capsys)
     assert all(title in out for title in ("ragged lengths", "a prompt in one forward", "time to the first token"))

@@ -32,7 +32,7 @@ from tests.harness import (
     views_of,
 )
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(7)
 
 K = 3
 PAIRS = pairs()

@@ -146,9 +146,10 @@ def test_the_step_runs_on_fake_tensors(verifier, sampling):
             decoder.results()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(7)
 @same_tokens
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "top_k": 9}], ids=str)
+@pytest.mark.slow
 def test_the_step_compiles_whole_and_once(verifier, sampling):
     eager, compiled = (decoder_for(bigram(), verifier, k=K, rows=len(PROMPTS), max_length=64) for _ in range(2))
     for decoder in (eager, compiled):

@@ -118,6 +118,7 @@ def test_computed_steps_run_every_layer(folder, tmp_path):
     assert calls
 
 
+@pytest.mark.slow
 def test_run_that_computed_them_goes_on_with_stored_ones(folder, tmp_path, capsys):
     trains(folder, tmp_path / "whole", EAGLE3, capsys)
     path = configured(folder, tmp_path / "cut", EAGLE3)
@@ -168,6 +169,7 @@ def test_longer_run_stores_only_the_rows_that_it_adds(folder, tmp_path):
     assert run(8).states.missing_bytes == 0
 
 
+@pytest.mark.slow
 def test_broken_shard_is_named(folder, tmp_path, capsys):
     states = tmp_path / "states"
     trains(folder, tmp_path / "first", EAGLE3, capsys, states=states)
@@ -209,6 +211,7 @@ def test_states_of_something_else_are_refused(folder, tmp_path, capsys):
     assert "hidden_states.taps: 9, and the target has 3 layers" in message
 
 
+@pytest.mark.slow
 def test_folder_made_for_several_heads_serves_each(folder, tmp_path, capsys):
     states = {"folder": str(tmp_path / "states"), "taps": [1, 2]}
     trains(folder, tmp_path / "medusa", MEDUSA, capsys, states=states)

@@ -79,6 +79,7 @@ def learned(folder, section):
     return Trainer(task=task, batches=crops, config=loop, folder=folder, validate=validation).run().metrics
 
 
+@pytest.mark.slow
 def test_recipe_raises_acceptance_of_exits_at_equal_target_loss(tmp_path):
     plain = learned(tmp_path / "plain", None)
     found = learned(tmp_path / "skip", LayerSkipSection(exit_scale=1.0, every=2))

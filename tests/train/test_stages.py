@@ -162,6 +162,7 @@ def test_run_resumes_across_the_stages(at, folder, tmp_path):
         assert_same(*(load_file(run / part / "model.safetensors") for run in (tmp_path / "cut", whole)))
 
 
+@pytest.mark.slow
 def test_tuned_target_loads_and_its_heads_are_of_it_alone(folder, tmp_path, capsys):
     output = tmp_path / "run"
     fields = {"schedule": {"steps": 100, "warmup": 4}, "optimiser": {"learning_rate": 0.01}}
