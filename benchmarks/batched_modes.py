@@ -31,7 +31,7 @@ from paceline.core.tree import Draw, Outcome, Tree
 from paceline.decode import Decoder
 from paceline.drafters.model import ModelDrafter
 from paceline.models.base import max_sequence_length
-from paceline.models.native.attention import CacheAttention, TreeAttention
+from paceline.models.native.attention import CacheAttention, ScoreBias, TreeAttention
 from paceline.models.native.decoder import DecoderLM
 from paceline.verifiers.coupled import Coupled
 
@@ -118,7 +118,9 @@ class Alignment:
             buffers.spare[:] = former
         self.offset.copy_(offset)
 
-    def attention(self, tree: Tree, cache: View, start: int, *, max_positions: int, group: int) -> CacheAttention:
+    def attention(
+        self, tree: Tree, cache: View, start: int, *, max_positions: int, group: int, bias: ScoreBias | None = None
+    ) -> CacheAttention:
         """A AttentionFactory (models/flex) over caches that it keeps."""
         offset = self.offset if cache.rows is None else self.offset[cache.rows]
         return _AlignedAttention(tree, cache, start, offset, max_positions=max_positions, group=group)

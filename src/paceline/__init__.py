@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [  # that of paceline.api, which is not loaded to list it
     "DTYPES",
+    "EncoderDecoderPrompt",
     "Engine",
     "Interrupted",
     "Loaded",

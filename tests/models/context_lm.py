@@ -32,7 +32,7 @@ def projections(config, seed):
 class FrameAttention:
     """Tree attention, and added to it attention to the frames of each row."""
 
-    def __init__(self, tree, cache, start, *, max_positions, group):
+    def __init__(self, tree, cache, start, *, max_positions, group, bias=None):
         self.tree = TreeAttention(tree, cache, start, max_positions=max_positions, group=group)
         self.positions, self.layers, self.group = self.tree.positions, cache.layers, group
         self.keys, self.values = cache.row_state("keys"), cache.row_state("values")  # [B, L, F, H, E]
@@ -50,7 +50,7 @@ class FrameAttention:
 class ContextLM(DecoderLM):
     """``lm`` on its own weights, over the frames of each row."""
 
-    context_inputs = INPUTS
+    context_inputs = INPUTS  # type: ignore
 
     def __init__(self, lm, weights):
         torch.nn.Module.__init__(self)

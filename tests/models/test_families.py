@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline.drafters.model import ModelDrafter
 from paceline.models.base import LogitsFor, max_sequence_length
-from paceline.models.families import FAMILIES
+from paceline.models.families import DECODERS, FAMILIES
 from paceline.models.loading import ModelError, load
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import OffsetRMSNorm
@@ -28,7 +28,7 @@ DOUBLE = [name for name in VARIANTS if name.startswith("gpt_neox")]
 
 def test_every_family_has_a_variant():
     others = {"llama", "gpt2", "mimo"}  # transformers does not know MiMo, whose layers are Qwen 2's
-    assert {kind for kind, _ in VARIANTS.values()} | others == set(FAMILIES)
+    assert {kind for kind, _ in VARIANTS.values()} | others == set(DECODERS)
 
 
 @pytest.mark.parametrize("name", DOUBLE)
@@ -203,7 +203,7 @@ def test_an_unsupported_option_is_refused_by_name(case, tmp_path):
 def test_config_defaults_are_those_of_transformers():
     sizes = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4)
     sizes["num_key_value_heads"] = 4
-    shapes = {kind: FAMILIES[kind].configure({"model_type": kind, **sizes}) for kind in FAMILIES if kind != "gpt2"}
+    shapes = {kind: DECODERS[kind].configure({"model_type": kind, **sizes}) for kind in DECODERS if kind != "gpt2"}
     assert shapes["mistral"].window == 4096 and shapes["qwen2"].window is None
     assert shapes["gemma"].head_dim == 256 and shapes["gemma"].tied_head and not shapes["mistral"].tied_head
     assert shapes["qwen3"].head_dim == 128 and shapes["olmo2"].norm_eps == 1e-5

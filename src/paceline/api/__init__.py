@@ -7,6 +7,7 @@ from paceline.api.generate import generate, stream
 from paceline.api.generation_config import from_generation_config
 from paceline.api.loading import DTYPES, Loaded, load
 from paceline.api.params import SamplingParams
+from paceline.api.prompts import EncoderDecoderPrompt
 from paceline.api.results import Piece, Result, Source, Statistics, total
 from paceline.api.score import Perplexity, PromptScore, Score, TextScore, perplexity, prompt_logprobs, score
 from paceline.api.session import Session
@@ -15,6 +16,7 @@ from paceline.engine.outputs import RequestStats
 
 __all__ = [
     "DTYPES",
+    "EncoderDecoderPrompt",
     "Engine",
     "Interrupted",
     "Loaded",

@@ -15,7 +15,8 @@ from paceline.models.directory import ModelError, find_weights, is_hub_id, read_
 from paceline.models.loading import FLOATS, configure, dtype_name
 from paceline.models.loading import build_on_meta as outline_native
 from paceline.models.native.decoder import DecoderLM
-from paceline.text.tokenizer import load_tokenizer, read_eos
+from paceline.text.special_tokens import read_eos
+from paceline.text.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from paceline.api.draft_length import NumDraftTokens, cut_draft_length, is_contr
 from paceline.api.drafter_like import DrafterLike, VerifierLike
 from paceline.api.loading import Loaded, ops_of, runnable
 from paceline.api.profiles import ProfileLike, begin_with, check_profile
-from paceline.api.prompts import Prompts
+from paceline.api.prompts import EncodedPrompt, Prompts
 from paceline.api.requests import ParamsLike, prepare
 from paceline.api.results import Piece, Result
 from paceline.api.sampling_options import SamplingOptions, with_options
@@ -150,7 +150,7 @@ class Engine:
 
     def submit(
         self,
-        prompts: Prompts,
+        prompts: Prompts | Sequence[EncodedPrompt],
         params: ParamsLike = None,
         *,
         criterion: Criterion | None = None,
@@ -164,7 +164,8 @@ class Engine:
     ) -> Stream:
         """Queue one prompt or several and return their stream.
 
-        - ``prompts``: a text, token ids or chat messages; or a list of these.
+        - ``prompts``: a text, token ids, chat messages or an EncoderDecoderPrompt; or a list of these. A text is
+          what an encoder reads if the target has one.
         - ``params`` (None, which is ``SamplingParams()``): one for all prompts, whose seed is then split per prompt and
           sample; or one per prompt, whose seed is split per sample only. Sample 0 of prompt 0 keeps the seed.
         - ``criterion`` (None): called with the token ids of a completion after each token; true ends it there.

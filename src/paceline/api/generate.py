@@ -7,7 +7,7 @@ from paceline.api.draft_length import NumDraftTokens
 from paceline.api.drafter_like import DrafterLike, VerifierLike
 from paceline.api.engine import engine_for
 from paceline.api.profiles import ProfileLike
-from paceline.api.prompts import Prompts, check_prompts, encode, kind_of
+from paceline.api.prompts import Prompts, check_prompts, kind_of, read_prompt
 from paceline.api.requests import ParamsLike, guidance, per_prompt
 from paceline.api.results import Result
 from paceline.api.sampling_options import SamplingOptions, with_options
@@ -91,10 +91,10 @@ def stream(
     each = per_prompt(params, len(listed))
     check_options(drafter, verifier, num_draft_tokens, 1 if batch_size is None else batch_size)
     check_target(target, tokenizer)
-    target = loaded(target, tokenizer, texts=any(kind_of(prompt) is not int for prompt in listed))
-    encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(listed)]
-    guides = [guidance(target, tokens, option) for tokens, option in zip(encoded, each, strict=True)]
-    longest = [max(len(tokens), len(g.prompt) if g else 0) for tokens, g in zip(encoded, guides, strict=True)]
+    target = loaded(target, tokenizer, texts=any(kind_of(prompt) in (str, dict) for prompt in listed))
+    encoded = [read_prompt(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(listed)]
+    guides = [guidance(target, prompt.tokens, option) for prompt, option in zip(encoded, each, strict=True)]
+    longest = [max(len(prompt.tokens), len(g.prompt) if g else 0) for prompt, g in zip(encoded, guides, strict=True)]
     wanted = [
         None if option.max_tokens is None else length + option.max_tokens
         for length, option in zip(longest, each, strict=True)

@@ -18,7 +18,8 @@ from paceline.models.families import FAMILIES
 from paceline.models.families.base import InvalidConfig
 from paceline.models.from_transformers import TransformersModel
 from paceline.models.native.quantization import check_quantization, quantise_modules
-from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
+from paceline.text.special_tokens import read_eos, read_start
+from paceline.text.tokenizer import Tokenizer, load_tokenizer
 
 DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
@@ -35,7 +36,8 @@ class Loaded:
     """A loaded model.
 
     ``tokenizer`` is None if there is none: prompts are then token ids. ``name`` is the directory, the Hub id or the
-    class, ``config`` the content of config.json. ``enforce_eager`` turns off faster implementations of the forward;
+    class, ``config`` the content of config.json. ``start`` are the tokens that the output of an encoder-decoder begins
+    with. ``enforce_eager`` turns off faster implementations of the forward;
     ``exact`` refuses verifiers whose tokens may differ from plain decoding.
     """
 
@@ -47,6 +49,7 @@ class Loaded:
     config: dict[str, object]
     enforce_eager: bool = False
     exact: bool = False
+    start: tuple[int, ...] = ()
 
 
 def load(
@@ -224,7 +227,15 @@ def _from_files(
             quantise_modules(found, quantization)
         lm = lazy_adapter.lm.adapt(found)
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
-    return Loaded(lm=lm, tokenizer=tokenizer, eos=read_eos(path), name=str(model), dtype=lm.dtype, config=config)
+    return Loaded(
+        lm=lm,
+        tokenizer=tokenizer,
+        eos=read_eos(path),
+        name=str(model),
+        dtype=lm.dtype,
+        config=config,
+        start=read_start(path) if lm.context_inputs else (),
+    )
 
 
 def _from_memory(
@@ -259,4 +270,5 @@ def _from_memory(
         name=name,
         dtype=own_dtype,
         config=config,
+        start=from_transformers.read_start(model) if lm.context_inputs else (),
     )

@@ -1,15 +1,85 @@
-"""Converts prompts (text, token ids or chat messages) to token ids."""
+"""Converts prompts (text, token ids, chat messages, or what an encoder reads) to token ids and contexts."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import TypeAlias, cast, final
+
+import torch
+from torch import Tensor
 
 from paceline.api.loading import Loaded
+from paceline.core.context import Context, describe
 
 Message: TypeAlias = Mapping[str, object]  # {"role": ..., "content": ...}
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]  # a text, token ids, or chat messages
+TOKENS = "input_ids"  # the encoder input that is made of texts
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EncoderDecoderPrompt:
+    """A prompt of an encoder-decoder whose output does not begin with the model's own start token.
+
+    ``inputs``: what the encoder reads, a text, token ids, or tensors by name (``input_features`` [W, T], ``input_ids``
+    [T], ``encoder_outputs`` [X, H]), of one prompt and without padding. A ``Context`` that several prompts share is
+    read once. ``prompt`` (None: the start token): the tokens that the decoder reads before it generates.
+    """
+
+    inputs: "str | Sequence[int] | Mapping[str, Tensor] | Context"
+    prompt: Sequence[int] | None = None
+
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | EncoderDecoderPrompt  # the latter for such models alone
 Prompts: TypeAlias = Prompt | Sequence[Prompt]
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedPrompt:
+    """What a decoder reads: ``tokens``, and the ``context`` of a model that reads one."""
+
+    tokens: list[int]
+    context: Context | None = None
+
+
+def read_prompt(target: Loaded, prompt: "Prompt | EncodedPrompt", *, name: str = "prompt") -> EncodedPrompt:
+    """The tokens and context of a prompt. A text, or token ids, are what an encoder reads if there is one.
+
+    Raises ValueError as ``encode`` does, for a model without encoder given ``EncoderDecoderPrompt``, and for one that
+    reads no text given text.
+    """
+    if isinstance(prompt, EncodedPrompt):
+        return prompt
+    reads = target.lm.context_inputs
+    if not reads:
+        return EncodedPrompt(encode(target, prompt, name=name))
+    given = prompt if isinstance(prompt, EncoderDecoderPrompt) else EncoderDecoderPrompt(inputs=_plain(prompt))
+    start = target.start if given.prompt is None else tuple(given.prompt)
+    if not start:
+        raise ValueError(
+            f"{name}: {target.name} names no decoder_start_token_id: give it as prompt of an EncoderDecoderPrompt"
+        )
+    inputs = given.inputs
+    if isinstance(inputs, Context):
+        return EncodedPrompt(list(start), inputs)
+    if isinstance(inputs, Mapping):
+        return EncodedPrompt(list(start), Context(dict(inputs)))
+    if TOKENS not in reads:
+        raise ValueError(
+            f"{name}: {target.name} reads {describe(reads)}, not text: give EncoderDecoderPrompt(inputs={{...}}), or "
+            "use paceline.transcribe for sound"
+        )
+    tokens = encode(target, inputs, name=name)
+    return EncodedPrompt(list(start), Context({TOKENS: torch.tensor(tokens)}))
+
+
+def _plain(prompt: "Prompt") -> "str | Sequence[int]":
+    """A prompt that is a text or token ids; messages are refused, because no chat template is for an encoder."""
+    assert not isinstance(prompt, EncoderDecoderPrompt)
+    if kind_of(prompt) is dict:
+        raise ValueError("an encoder-decoder reads no chat messages: give a text")
+    return cast("str | Sequence[int]", prompt)
 
 
 def check_prompts(prompts: Prompts) -> list[Prompt]:
@@ -40,6 +110,8 @@ def encode(target: Loaded, prompt: Prompt, *, name: str = "prompt") -> list[int]
 
 def _encode(target: Loaded, prompt: Prompt) -> list[int]:
     kind = kind_of(prompt)
+    if kind is EncoderDecoderPrompt:
+        raise ValueError(f"{target.name} has no encoder: give a text, token ids or chat messages")
     if kind is int:
         return [int(token) for token in cast(Sequence[int], prompt)]
     if target.tokenizer is None:
@@ -57,9 +129,13 @@ def no_tokenizer(name: str | Path) -> ValueError:
 
 
 def kind_of(prompt: object) -> type:
-    """The type of ``prompt``: str, int (token ids, or an empty list) or dict (messages); else ValueError."""
+    """The type of ``prompt``: str, int (token ids, or an empty list), dict (messages) or EncoderDecoderPrompt; else
+    ValueError.
+    """
     if isinstance(prompt, str):
         return str
+    if isinstance(prompt, EncoderDecoderPrompt):
+        return EncoderDecoderPrompt
     if isinstance(prompt, Sequence):
         if all(isinstance(entry, Integral) and not isinstance(entry, bool) for entry in prompt):
             return int
@@ -70,9 +146,9 @@ def kind_of(prompt: object) -> type:
     )
 
 
-def split(prompts: Prompts) -> list[Prompt]:
+def split(prompts: Prompts | Sequence[EncodedPrompt]) -> list[Prompt]:
     """One prompt or several, as a list. Raises ValueError if there is none."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | EncoderDecoderPrompt):
         return [prompts]
     if not isinstance(prompts, Sequence):
         raise ValueError(

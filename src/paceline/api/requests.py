@@ -10,7 +10,7 @@ from paceline.api.grammars import closing, constraints_of
 from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
 from paceline.api.processors import processing
-from paceline.api.prompts import Prompts, encode, split
+from paceline.api.prompts import EncodedPrompt, Prompts, encode, read_prompt, split
 from paceline.core.constraint import Constraint
 from paceline.core.guidance import Guidance
 from paceline.core.noise import split_seed
@@ -23,7 +23,7 @@ ParamsLike: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 def prepare(
     target: Loaded,
     decoder: Decoder,
-    prompts: Prompts,
+    prompts: Prompts | Sequence[EncodedPrompt],
     params: ParamsLike,
     criterion: Criterion | None,
     constraints: Sequence[Constraint] = (),
@@ -37,12 +37,12 @@ def prepare(
     ``constraints`` are applied after those of the parameters; ``rejected``, ``keep_scores`` and ``draft_store``
     are as in ``Engine.submit``. Raises ValueError for what the decoder cannot run.
     """
-    encoded = [encode(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
+    encoded = [read_prompt(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
     shared = params is None or isinstance(params, SamplingParams)
     options = per_prompt(params, len(encoded))
     fresh, num_samples = secrets.randbits(63), 0
     prepared: list[tuple[Request, Completion]] = []
-    for index, (tokens, option) in enumerate(zip(encoded, options, strict=True)):
+    for index, (prompt, option) in enumerate(zip(encoded, options, strict=True)):
         base = fresh if option.seed is None else option.seed
         # A fresh seed is split per prompt even where each prompt has parameters of its own.
         first = num_samples if shared or option.seed is None else 0
@@ -50,14 +50,14 @@ def prepare(
         for sample in range(option.n):
             seed = split_seed(base, first + sample)
             try:
-                request = _request(target, decoder, tokens, option, seed, constraints, sample=sample)
+                request = _request(target, decoder, prompt, option, seed, constraints, sample=sample)
                 request = replace(request, rejected=rejected, keep_scores=keep_scores, draft_store=draft_store)
             except ValueError as error:
                 raise ValueError(f"prompt {index}: {error}") from error
             completion = Completion(
                 index=index,
                 sample=sample,
-                sequence=list(tokens),
+                sequence=list(prompt.tokens),
                 params=option,
                 seed=seed,
                 tokenizer=target.tokenizer,
@@ -91,7 +91,7 @@ def guidance(target: Loaded, tokens: Sequence[int], params: SamplingParams) -> G
 def _request(
     target: Loaded,
     decoder: Decoder,
-    tokens: list[int],
+    prompt: EncodedPrompt,
     params: SamplingParams,
     seed: int,
     constraints: Sequence[Constraint],
@@ -102,6 +102,7 @@ def _request(
         raise ValueError(
             f"stop={list(params.stop_strings)}: {target.name} has no tokenizer to find it with; give stop_token_ids"
         )
+    tokens, context = prompt.tokens, prompt.context
     guided = guidance(target, tokens, params)
     longest = max(len(tokens), 0 if guided is None else len(guided.prompt))
     limit = decoder.batch.max_length
@@ -111,6 +112,7 @@ def _request(
         sampling=params.sampling(seed),
         processing=processing(target, params),
         guidance=guided,
+        context=context,
         constraints=(*constraints_of(target, params), *constraints),
         stop_tokens=tuple(dict.fromkeys((*params.stop_tokens, *(() if params.ignore_eos else target.eos)))),
         min_tokens=params.min_tokens,

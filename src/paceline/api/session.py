@@ -48,6 +48,10 @@ class Session:
             guidance=guidance,
         )
         self._target = self._engine.target
+        if self._target.lm.context_inputs:
+            raise ValueError(
+                f"{self._target.name} is an encoder-decoder, which has no turns: give paceline.generate texts"
+            )
         self._tokens: list[int] = []
         self._messages: list[Message] = list(messages)
         self._result: Result | None = None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Context:
     """Inputs of one request beside its tokens, by name. Contexts of equal tensors are equal; do not change them."""
 
@@ -34,11 +34,15 @@ class Context:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextInput:
-    """What an LM reads as one input: a tensor of at least ``min_shape`` and at most ``max_shape``."""
+    """What an LM reads as one input: a tensor of at least ``min_shape`` and at most ``max_shape``.
+
+    ``instead`` is what may be given in its place, and the name of that.
+    """
 
     min_shape: tuple[int, ...]
     max_shape: tuple[int, ...]
     vocab_size: int | None = None  # of token ids; None: the input is floating-point numbers
+    instead: "tuple[str, ContextInput] | None" = None
 
     def __str__(self) -> str:
         sizes = (
@@ -61,6 +65,10 @@ class ContextInput:
 def check_context(inputs: Mapping[str, ContextInput], context: Context | None) -> None:
     """Raise ValueError unless ``context`` gives exactly the ``inputs`` that a target reads."""
     given: Mapping[str, Tensor] = {} if context is None else context.inputs
+    inputs = dict(
+        one.instead if one.instead is not None and name not in given and one.instead[0] in given else (name, one)
+        for name, one in inputs.items()
+    )
     if given.keys() != inputs.keys():
         names = ", ".join(f"'{name}'" for name in given) or "nothing"
         raise ValueError(
@@ -77,7 +85,12 @@ def check_context(inputs: Mapping[str, ContextInput], context: Context | None) -
 
 def describe(inputs: Mapping[str, ContextInput]) -> str:
     """The inputs in words."""
-    return ", ".join(f"'{name}' ({one})" for name, one in inputs.items()) or "nothing"
+    named = [(name, one, one.instead) for name, one in inputs.items()]
+    each = (
+        f"'{name}' ({one})" + (f" or '{instead[0]}' ({instead[1]})" if instead is not None else "")
+        for name, one, instead in named
+    )
+    return ", ".join(each) or "nothing"
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.models.backend import linear_for, pack_layer
+from paceline.models.native.attention import WithoutSource
 from paceline.models.native.blocks import Block
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import rotate
@@ -76,7 +77,7 @@ def _kernel_for(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tenso
 
 
 @final
-class BlockAttention:
+class BlockAttention(WithoutSource):
     """Blocks of several anchors at once: a slot sees the sequence before its anchor, and all of its own block.
 
     ``keys`` and ``values`` [B, T, L, K, E] are the sequence's, ``positions`` [B, A, b] those of the slots, and

@@ -60,10 +60,12 @@ class EarlyExitHead(DraftHead):
             )
         tied = target.config.tied_head and not config.own_head
         with torch.device("meta"):
-            decoder = DecoderLM(replace(target.config, num_layers=config.num_blocks, tied_head=tied))
-        decoder.embed, decoder.position, decoder.rotary = target.embed, target.position, target.rotary
-        decoder.norm = _copied(target.norm, target) if config.own_norm else target.norm
-        decoder.head = _new_head(target, generator) if config.own_head else target.head
+            decoder = DecoderLM(replace(target.config.apart(num_layers=config.num_blocks), tied_head=tied))
+        decoder.share_ends(target)
+        if config.own_norm:
+            decoder.norm = _copied(target.norm, target)
+        if config.own_head:
+            decoder.head = _new_head(target, generator)
         for index, block in enumerate(decoder.blocks):
             left = target.blocks[min(config.exit_layer + index, target.num_layers - 1)]
             block.load_state_dict(_new_block(block, left, target, 2 * config.num_blocks, generator), assign=True)
@@ -170,6 +172,8 @@ def _new_block(
 
 def _copied(norm: nn.Module, target: DecoderLM) -> nn.Module:
     """A norm of its own with the weights of the target's."""
+    if isinstance(norm, nn.Identity):  # layers that end in norms have none after the last
+        return nn.Identity()
     own = target.config.norm(target.config.hidden_size, target.config.norm_eps)
     own.load_state_dict({name: tensor.clone() for name, tensor in norm.state_dict().items()}, assign=True)
     return own

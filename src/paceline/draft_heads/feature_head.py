@@ -163,7 +163,6 @@ class FeatureHead(DraftHead):
 def bare_decoder(target: DecoderLM) -> DecoderLM:
     """``target`` without its layers, on the same weights."""
     with torch.device("meta"):
-        decoder = DecoderLM(replace(target.config, num_layers=0))
-    decoder.embed, decoder.head, decoder.norm = target.embed, target.head, target.norm
-    decoder.rotary, decoder.position = target.rotary, target.position
+        decoder = DecoderLM(target.config.apart(num_layers=0))
+    decoder.share_ends(target)
     return decoder

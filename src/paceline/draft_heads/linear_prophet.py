@@ -5,7 +5,6 @@ D depths, H the target's hidden size, V vocabulary.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar, Self, final
 
 import torch
@@ -58,10 +57,9 @@ class LinearProphetHead(DraftHead):
     def make(cls, config: DraftHeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
         assert isinstance(config, LinearProphetConfig)
         with torch.device("meta"):
-            decoder = DecoderLM(replace(target.config, num_layers=0))
+            decoder = DecoderLM(target.config.apart(num_layers=0))
             head = cls(config, target.num_layers, decoder)
-        decoder.embed, decoder.head, decoder.norm = target.embed, target.head, target.norm
-        decoder.rotary, decoder.position = target.rotary, target.position
+        decoder.share_ends(target)
         materialize(head.own, {name: torch.zeros(part.shape) for name, part in own_tensors(head.own).items()}, target)
         return head
 

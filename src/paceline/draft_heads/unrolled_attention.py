@@ -8,11 +8,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from paceline.models.native.attention import CausalAttention
+from paceline.models.native.attention import CausalAttention, WithoutSource
 
 
 @final
-class UnrolledAttention:
+class UnrolledAttention(WithoutSource):
     """Step 0 is causal over T positions. In each later step, position a of ``anchors`` sees three kinds of keys:
 
     those of step 0 up to a, its own of the steps between, and its own of this step, which stands at position a + step.

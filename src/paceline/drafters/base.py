@@ -93,6 +93,11 @@ class Drafter(ABC):
         return 0
 
     @property
+    def context_bytes(self) -> int:
+        """Memory per row of what it keeps of requests' contexts, in bytes."""
+        return sum(part.context_bytes for part in self.parts)
+
+    @property
     def host_state(self) -> Hashable:
         """The part of its state that is on the host and that a step branches on, besides ``plan`` and ``batch.flags``.
 

@@ -70,6 +70,10 @@ class ModelDrafter(GrowingDrafter):
         return self.lm.slot_bytes * min(self.max_pieces, SLOTS_PER_TOKEN)
 
     @property
+    def context_bytes(self) -> int:
+        return self.lm.context_bytes
+
+    @property
     def host_state(self) -> Hashable:
         return self.catch_up, bool(self.skipped)
 

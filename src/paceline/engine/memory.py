@@ -13,9 +13,10 @@ GIB = 1 << 30
 
 
 def row_bytes(target: LM, drafter: Drafter, *, max_length: int, num_draft_tokens: int) -> int:
-    """Bytes per row: both caches, the sequence, and the logits of a step."""
+    """Bytes per row: both caches with what they keep of contexts, the sequence, and the logits of a step."""
     nodes = drafter.max_nodes(num_draft_tokens)
     caches = (max_length + nodes) * (target.slot_bytes + drafter.slot_bytes)
+    caches += target.context_bytes + drafter.context_bytes
     return caches + 8 * max_length + WORKING_COPIES * nodes * target.vocab_size * torch.float32.itemsize
 
 

@@ -248,6 +248,11 @@ def _run(engine: Engine, job: Job, streamer: BaseStreamer | None) -> list[Result
 def checked(model: object) -> TransformersModel:
     """``model`` if its weights can be used. Raises ValueError otherwise."""
     if is_transformers_model(model):
+        if model.config.is_encoder_decoder:
+            raise ValueError(
+                f"{type(model).__name__} is an encoder-decoder, which the drop-in does not serve: give it to "
+                "paceline.generate"
+            )
         placement(model)
         return model
     raise ValueError(

@@ -68,6 +68,11 @@ class LM(Protocol):
         ...
 
     @property
+    def context_bytes(self) -> int:
+        """Memory of what one row keeps of its context, in bytes."""
+        ...
+
+    @property
     def device(self) -> torch.device: ...
 
     @property

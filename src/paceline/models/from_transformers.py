@@ -17,6 +17,7 @@ from paceline.models.families.base import ACTIVATIONS
 from paceline.models.loading import FLOATS, assemble, check, configure, dtype_name, find_family, stored_names
 from paceline.models.native.decoder import DecoderConfig, DecoderLM
 from paceline.models.native.fused_weights import fused_groups, split_parts
+from paceline.text.special_tokens import start_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,7 +59,8 @@ def from_transformers(model: TransformersModel) -> DecoderLM:
             if len(pieces) == 1:
                 state[whole] = pieces[0]
             else:
-                state[whole] = _share(config, whole, pieces, {part: parameters[part] for part in names})
+                shared = {part: parameter for part in names if (parameter := parameters[part]) is not None}
+                state[whole] = _share(config, whole, pieces, shared)
     if config.tied_head:
         state.pop("head.weight", None)
     return assemble(config, state, device=device)
@@ -72,7 +74,10 @@ def is_current(lm: DecoderLM, model: TransformersModel) -> bool:
     state = lm.state_dict()
     own_tensors = state | split_parts(lm.config, state)
     num_shared = 0
-    for own, _, part in _parts(model, family):
+    for own, parameter, part in _parts(model, family):
+        if parameter is None:
+            num_shared += part.numel()
+            continue
         tied = own == "head.weight" and lm.config.tied_head
         other = own_tensors.get("embed.weight" if tied else own)
         if other is None or not _is_same(part, other):
@@ -114,10 +119,19 @@ def placement(model: TransformersModel) -> tuple[torch.dtype, torch.device]:
 
 def read_eos(model: TransformersModel) -> tuple[int, ...]:
     """End-of-text ids: of the generation config if it gives any, else of the config, else none."""
+    return _read(model, "eos_token_id")
+
+
+def read_start(model: TransformersModel) -> tuple[int, ...]:
+    """The tokens that the output of an encoder-decoder begins with, likewise."""
+    return start_tokens(_read(model, "decoder_start_token_id"), _read(model, "forced_bos_token_id"))
+
+
+def _read(model: TransformersModel, field: str) -> tuple[int, ...]:
     generation = model.generation_config
-    found = None if generation is None else generation.eos_token_id
+    found = None if generation is None else getattr(generation, field)
     if found is None:
-        found = model.config.to_dict().get("eos_token_id")
+        found = model.config.to_dict().get(field)
     if found is None:
         return ()
     return (found,) if isinstance(found, int) else tuple(int(token) for token in found)
@@ -134,11 +148,17 @@ def _check_activation(raw: dict[str, object], config: DecoderConfig, name: str) 
         )
 
 
-def _parts(model: TransformersModel, family: Family) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
-    """Our name of each parameter, the parameter, and its content as we read it."""
-    for stored, parameter in model.named_parameters(remove_duplicate=False):
-        for own, part in family.read(stored, parameter.data):
-            yield own, parameter, part
+def _parts(model: TransformersModel, family: Family) -> Iterator[tuple[str, Tensor | None, Tensor]]:
+    """Our name of each saved tensor, the parameter or buffer, and its content as we read it.
+
+    None in its place where a family adds a part that the model does not have.
+    """
+    saved = model.state_dict().keys()
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
+    for stored, tensor in (*model.named_parameters(remove_duplicate=False), *buffers):
+        for own, part in family.read(stored, tensor.data):
+            from_it = part.untyped_storage().data_ptr() == tensor.data.untyped_storage().data_ptr()
+            yield own, tensor if from_it else None, part
 
 
 def _is_tied(parts: dict[str, Tensor]) -> bool:
@@ -156,14 +176,15 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
     return place == other_place
 
 
-def _share(config: DecoderConfig, whole: str, pieces: list[Tensor], parameters: dict[str, nn.Parameter]) -> Tensor:
+def _share(config: DecoderConfig, whole: str, pieces: list[Tensor], parameters: dict[str, Tensor]) -> Tensor:
     """One tensor of ``pieces``, of which ``parameters`` become views; no copy if they are already adjacent."""
     if _is_adjacent(pieces):
         rows = sum(piece.shape[0] for piece in pieces)
         return pieces[0].as_strided((rows, *pieces[0].shape[1:]), pieces[0].stride())
     joined = torch.cat(pieces)
     for name, view in split_parts(config, {whole: joined}).items():
-        parameters[name].data = view
+        if name in parameters:
+            parameters[name].data = view
     return joined
 
 

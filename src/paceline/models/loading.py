@@ -5,6 +5,7 @@ Reads config.json and safetensors (single or sharded); refuses anything else by 
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from paceline.models.directory import read_config as read_config
 from paceline.models.draft_layers import is_draft_tensor
 from paceline.models.families import FAMILIES, Family
 from paceline.models.native.decoder import DecoderConfig, DecoderLM
+from paceline.models.native.encoder_decoder import EncoderDecoderLM
 from paceline.models.native.fused_weights import fuse_parts, fused_groups, split_parts
 from paceline.models.native.quantization import check_quantization, quantise, replace_linears
 
@@ -74,6 +76,8 @@ def load(
             continue
         for own, part in family.read(name, header):
             headers[own], stored[own] = part, name
+    if config.cross is not None and "head.weight" in headers:  # configs of encoder-decoders do not tell
+        config = replace(config, tied_head=False)
     check(config, headers, path=path, stored=lambda: {**stored_names(family, config), **stored})
     skipped = _skipped(config)
     kept = {stored[own]: part for own, part in headers.items() if own not in skipped}
@@ -114,7 +118,7 @@ def check(
     Messages call them by what ``stored`` returns for our names, which is what they are called in the checkpoint.
     """
     with torch.device("meta"):
-        whole = DecoderLM(config).state_dict()
+        whole = make_decoder(config).state_dict()
     wanted: dict[str, tuple[int, ...]] = {}
     for name, tensor in whole.items():
         parts = {name: tensor} if name in state else split_parts(config, {name: tensor})
@@ -153,7 +157,7 @@ def build_on_meta(
 ) -> DecoderLM:
     """A decoder of the right shapes and precisions on the meta device, without content."""
     with torch.device("meta"):
-        model = DecoderLM(config)
+        model = make_decoder(config)
     model = model.to(dtype)  # not within: angles are made anew there from the config
     with torch.device("meta"):
         if quantization is not None:
@@ -172,6 +176,11 @@ def save(model: DecoderLM, raw: dict[str, object], path: Path, *, dtype: torch.d
     save_file(family.write(state), weights, metadata={"format": "pt"})
     weights.chmod(0o644)  # the library keeps its files to their owner; a published model is for everybody
     (path / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+
+
+def make_decoder(config: DecoderConfig) -> DecoderLM:
+    """A decoder without content; with its encoder, if it attends to one's states."""
+    return DecoderLM(config) if config.cross is None else EncoderDecoderLM(config)
 
 
 def _skipped(config: DecoderConfig) -> frozenset[str]:
@@ -255,7 +264,7 @@ def _files(path: Path) -> list[Path]:
 def stored_names(family: Family, config: DecoderConfig) -> dict[str, str]:
     """The names in a checkpoint of our own tensors and of their parts."""
     with torch.device("meta"):
-        whole = DecoderLM(config).state_dict()
+        whole = make_decoder(config).state_dict()
     parts = split_parts(config, whole)
     names = {own: name for name, tensor in family.write(dict(parts)).items() for own, _ in family.read(name, tensor)}
     for fused, pieces in fused_groups(parts):

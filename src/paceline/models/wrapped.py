@@ -15,7 +15,13 @@ from paceline.models.base import LM
 class DecoderOnly:
     """An LM that reads tokens alone."""
 
-    context_inputs: Mapping[str, ContextInput] = MappingProxyType({})
+    @property
+    def context_inputs(self) -> Mapping[str, ContextInput]:
+        return MappingProxyType({})
+
+    @property
+    def context_bytes(self) -> int:
+        return 0
 
     def admit(self, cache: View, admission: Admission) -> View:
         """Copy the prefixes."""
@@ -50,6 +56,10 @@ class WrappedLM(Generic[Wrapped]):
     @property
     def slot_bytes(self) -> int:
         return self.lm.slot_bytes
+
+    @property
+    def context_bytes(self) -> int:
+        return self.lm.context_bytes
 
     @property
     def device(self) -> torch.device:

@@ -271,26 +271,6 @@ def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) ->
     return Tokenizer(inner=inner, name=str(directory))
 
 
-def read_eos(directory: str | Path) -> tuple[int, ...]:
-    """End-of-text ids of generation_config.json, or else of config.json, or else none."""
-    for name in ("generation_config.json", "config.json"):
-        path = Path(directory) / name
-        if not path.is_file():
-            continue
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise TokenizerError(f"{path} is not JSON ({error})") from error
-        value = raw.get("eos_token_id") if isinstance(raw, dict) else None
-        if value is None:
-            continue
-        ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(token, int) for token in ids):
-            raise TokenizerError(f"{path}: eos_token_id={value!r}; give a token id or a list of them")
-        return tuple(ids)
-    return ()
-
-
 def same_vocabulary(first: Tokenizer, second: Tokenizer) -> bool:
     """Whether both have the same ids for all base tokens. Added tokens and embedding padding may differ."""
     known = _COMPARED.setdefault(first, WeakKeyDictionary())

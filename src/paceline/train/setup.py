@@ -14,7 +14,7 @@ from paceline.draft_heads.base import DraftHead
 from paceline.draft_heads.draft_vocab import most_frequent
 from paceline.models import hub
 from paceline.models.directory import is_hub_id, read_config
-from paceline.models.loading import load
+from paceline.models.loading import ModelError, load
 from paceline.models.native.decoder import DecoderLM
 from paceline.train.config import HeadSection, ModelSection, TargetSection, TrainConfig
 from paceline.train.config_file import ConfigError, describe_errors
@@ -143,7 +143,10 @@ def choose_draft_vocabs(task: Task, data: PreparedData) -> None:
 def _load(section: ModelSection, *, dtype: torch.dtype, seed: int, device: torch.device) -> LoadedModel:
     if section.path is not None:
         folder = hub.fetch(section.path, None) if is_hub_id(section.path) else Path(section.path)
-        return LoadedModel(lm=load(folder, dtype=dtype, device=device), raw=dict(read_config(folder)), folder=folder)
+        lm = load(folder, dtype=dtype, device=device)
+        if lm.context_inputs:
+            raise ModelError(f"{folder} is an encoder-decoder, which is not trained here: give a decoder-only model")
+        return LoadedModel(lm=lm, raw=dict(read_config(folder)), folder=folder)
     raw = dict(section.config or {})
     return LoadedModel(lm=random_model(raw, seed).to(device), raw=raw, folder=None)
 

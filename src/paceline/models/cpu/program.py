@@ -30,6 +30,8 @@ def compile_program(lm: DecoderLM, skipped: SkippedSublayers | None = None) -> P
     """
     if lm.dtype not in DTYPES or lm.device.type != "cpu":
         raise UnsupportedError(f"{lm.dtype} on {lm.device}")
+    if lm.config.cross is not None or lm.config.relative is not None or lm.logits_bias is not None:
+        raise UnsupportedError("a decoder with cross-attention, relative positions or a bias of its logits")
     writer = OperationWriter(lm)
     starts, operations = [0], []
     for layer, block in enumerate(lm.blocks):

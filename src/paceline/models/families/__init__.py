@@ -5,12 +5,26 @@ A family is one entry in FAMILIES: ``configure`` reads config.json's fields, ``r
 tensor itself or a view, a packed one where the checkpoint packs likewise.
 """
 
-from paceline.models.families import gemma, gpt2, gpt_neox, granite, llama, mistral, olmo2, phi3, qwen, smollm3
+from paceline.models.families import (
+    bart,
+    gemma,
+    gpt2,
+    gpt_neox,
+    granite,
+    llama,
+    mistral,
+    olmo2,
+    phi3,
+    qwen,
+    smollm3,
+    t5,
+    whisper,
+)
 from paceline.models.families.base import Family
 
-__all__ = ["FAMILIES", "Family"]
+__all__ = ["DECODERS", "ENCODER_DECODERS", "FAMILIES", "Family"]
 
-FAMILIES: dict[str, Family] = {
+DECODERS: dict[str, Family] = {
     **gpt2.FAMILIES,
     **llama.FAMILIES,
     **mistral.FAMILIES,
@@ -22,3 +36,5 @@ FAMILIES: dict[str, Family] = {
     **granite.FAMILIES,
     **smollm3.FAMILIES,
 }
+ENCODER_DECODERS: dict[str, Family] = {**t5.FAMILIES, **bart.FAMILIES, **whisper.FAMILIES}
+FAMILIES: dict[str, Family] = {**DECODERS, **ENCODER_DECODERS}

@@ -3,7 +3,9 @@
 B rows, n nodes, H hidden size; inside, the residual stream is [B * n, H].
 """
 
+from collections.abc import Callable
 from enum import Flag, auto
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -46,13 +48,41 @@ def parts_of(skipped: SkippedSublayers, layer: int) -> Part:
     return attention | (Part.NONE if layer in skipped.mlp else Part.FFN)
 
 
+class CrossAttention(nn.Module):
+    """Projections around the attention to an encoder's states, whose keys and values are made once per request."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        assert config.cross is not None
+        cross, self.head_dim = config.cross, config.head_dim
+        width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.query = nn.Linear(config.hidden_size, width, bias=cross.bias)
+        self.key_value = nn.Linear(cross.source_size, 2 * kv_width, bias=cross.bias)
+        self.output = nn.Linear(width, config.hidden_size, bias=cross.output_bias)
+        scale = config.attention.scale
+        self.factor = 1.0 if scale is None else scale * config.head_dim**0.5
+
+    def forward(self, x: Tensor, layer: int, attend: Attend) -> Tensor:
+        query = self.query(x).view(*attend.positions.shape, -1, self.head_dim)
+        query = query if self.factor == 1.0 else query * self.factor
+        return self.output(attend.attend_source(layer, query).reshape(x.shape[0], -1))
+
+
 class Block(nn.Module):
-    """One pre-norm layer. Without one of its ``parts`` the residual stream passes by it."""
+    """One pre-norm layer. Without one of its ``parts`` the residual stream passes by it.
+
+    In a decoder of an encoder's states, attention to these comes after that to the tokens, and is left out with it.
+    """
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
+        # The first layer's, so that hidden states below it are the embeddings themselves.
+        own = config.embedding_norm and layer == 0
+        self.embedding_norm = config.norm(config.hidden_size, config.norm_eps) if own else None
         self.attention_norm = config.norm(config.hidden_size, config.norm_eps)
         self.attention = Attention(config, layer)
+        self.cross_norm = None if config.cross is None else config.norm(config.hidden_size, config.norm_eps)
+        self.cross = None if config.cross is None else CrossAttention(config)
         self.ffn_norm = config.norm(config.hidden_size, config.norm_eps)
         make = GatedFFN if config.ffn.gated else PlainFFN
         self.ffn = make(config.hidden_size, config.ffn_size, bias=config.ffn.bias, activation=config.ffn.activation)
@@ -60,13 +90,21 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float, parts: Part = Part.BOTH
     ) -> Tensor:
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
         if Part.ATTENTION in parts:
-            added = self.attention(self.attention_norm(x), layer, attend, table)
-            x = x + (F.dropout(added, dropout) if dropout else added)
+            x = self.add(
+                x, self.attention_norm, partial(self.attention, layer=layer, attend=attend, table=table), dropout
+            )
+            if self.cross is not None and self.cross_norm is not None:
+                x = self.add(x, self.cross_norm, partial(self.cross, layer=layer, attend=attend), dropout)
         if Part.FFN in parts:
-            added = self.ffn(self.ffn_norm(x))
-            x = x + (F.dropout(added, dropout) if dropout else added)
+            x = self.add(x, self.ffn_norm, self.ffn, dropout)
         return x
+
+    def add(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], dropout: float) -> Tensor:
+        """The stream ``x`` with what one of its parts adds."""
+        return x + _dropped(sublayer(norm(x)), dropout)
 
 
 class ScaledBlock(Block):
@@ -76,31 +114,22 @@ class ScaledBlock(Block):
         super().__init__(config, layer)
         self.factor = config.multipliers.residual
 
-    def forward(
-        self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float, parts: Part = Part.BOTH
-    ) -> Tensor:
-        if Part.ATTENTION in parts:
-            added = self.attention(self.attention_norm(x), layer, attend, table) * self.factor
-            x = x + (F.dropout(added, dropout) if dropout else added)
-        if Part.FFN in parts:
-            added = self.ffn(self.ffn_norm(x)) * self.factor
-            x = x + (F.dropout(added, dropout) if dropout else added)
-        return x
+    def add(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], dropout: float) -> Tensor:
+        return x + _dropped(sublayer(norm(x)) * self.factor, dropout)
 
 
 class PostNormBlock(Block):
-    """A post-norm layer: norms on the outputs of attention and feed-forward (OLMo 2)."""
+    """A layer with norms on the outputs of attention and feed-forward (OLMo 2)."""
 
-    def forward(
-        self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float, parts: Part = Part.BOTH
-    ) -> Tensor:
-        if Part.ATTENTION in parts:
-            added = self.attention_norm(self.attention(x, layer, attend, table))
-            x = x + (F.dropout(added, dropout) if dropout else added)
-        if Part.FFN in parts:
-            added = self.ffn_norm(self.ffn(x))
-            x = x + (F.dropout(added, dropout) if dropout else added)
-        return x
+    def add(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], dropout: float) -> Tensor:
+        return x + _dropped(norm(sublayer(x)), dropout)
+
+
+class NormOfSumBlock(Block):
+    """A layer with norms of the stream after each addition, as in the first transformer (1706.03762; BART)."""
+
+    def add(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], dropout: float) -> Tensor:
+        return norm(x + _dropped(sublayer(x), dropout))
 
 
 class ParallelBlock(Block):
@@ -113,15 +142,18 @@ class ParallelBlock(Block):
             return super().forward(x, layer, attend, table, dropout, parts)  # one part alone has nothing beside it
         added = self.attention(self.attention_norm(x), layer, attend, table)
         more = self.ffn(self.ffn_norm(x))
-        if dropout:
-            added, more = F.dropout(added, dropout), F.dropout(more, dropout)
-        return more + added + x
+        return _dropped(more, dropout) + _dropped(added, dropout) + x
+
+
+def _dropped(added: Tensor, dropout: float) -> Tensor:
+    return F.dropout(added, dropout) if dropout else added
 
 
 _BLOCKS: dict[Arrangement, type[Block]] = {
     Arrangement.NORM_BEFORE: Block,
     Arrangement.NORM_AFTER: PostNormBlock,
     Arrangement.PARALLEL: ParallelBlock,
+    Arrangement.NORM_OF_SUM: NormOfSumBlock,
 }
 
 

@@ -4,7 +4,7 @@ E head size.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ class Arrangement(Enum):
     NORM_BEFORE = 0
     NORM_AFTER = 1
     PARALLEL = 2  # both read the block's input, each through its own norm
+    NORM_OF_SUM = 3  # norms of the stream after each addition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +61,41 @@ class Multipliers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RelativeBias:
+    """What is added to the scores by the distance of query and key (1910.10683): one number per bucket and head.
+
+    Half of the buckets have one distance each, the others wider and wider ranges up to ``max_distance``.
+    """
+
+    num_buckets: int
+    max_distance: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossConfig:
+    """The attention of a decoder's blocks to an encoder's states of ``source_size``."""
+
+    source_size: int
+    max_source: int  # states at most
+    bias: bool = False  # of queries, keys and values
+    output_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig:
+    """An encoder: blocks in which each position sees all, over tokens or over frames of ``num_features`` numbers.
+
+    Tokens have the decoder's embedding; two convolutions halve the number of frames. ``blocks`` has the fields that
+    shape blocks, positions and norms.
+    """
+
+    blocks: "DecoderConfig"
+    num_features: int | None = None  # of a frame; None: it reads tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """Everything that shapes a native decoder. ``rotary`` None means learned positions."""
+    """Everything that shapes a native decoder. Neither ``rotary`` nor ``relative`` means learned positions."""
 
     vocab_size: int
     hidden_size: int
@@ -79,4 +113,19 @@ class DecoderConfig:
     arrangement: Arrangement = Arrangement.NORM_BEFORE
     multipliers: Multipliers = field(default_factory=Multipliers)
     tied_head: bool = False
+    relative: RelativeBias | None = None
+    embedding_norm: bool = False  # a norm of the embeddings
+    final_norm: bool = True
+    logits_bias: bool = False  # added to the logits
+    cross: CrossConfig | None = None
+    encoder: EncoderConfig | None = None
     window: int | None = None  # sliding window of some layer; longer sequences are refused
+
+    @property
+    def learned_positions(self) -> bool:
+        """Whether a table of positions is added to the embeddings."""
+        return self.rotary is None and self.relative is None
+
+    def apart(self, *, num_layers: int) -> "DecoderConfig":
+        """Of ``num_layers`` such layers that read a target's states, not embeddings, and no encoder's."""
+        return replace(self, num_layers=num_layers, embedding_norm=False, cross=None, encoder=None)

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from paceline.core.cache import SlotCache, View, Zeros
 from paceline.core.tree import Resume, Tree
 from paceline.models.base import LogitsFor, Output
-from paceline.models.native.attention import Attend, CausalAttention
+from paceline.models.native.attention import Attend, CacheAttention, CausalAttention, Source
 from paceline.models.native.blocks import Part, make_block, parts_of
 from paceline.models.native.config import DecoderConfig
 from paceline.models.native.flex_attention import AttentionFactory, select_attention
 from paceline.models.native.layers import Float32Rotary, Rotary, RotaryConfig, embedding_factor
+from paceline.models.native.relative import RelativePositions
 from paceline.models.sublayers import SkippedSublayers
 from paceline.models.wrapped import DecoderOnly, WrappedLM
 
@@ -37,16 +38,28 @@ class DecoderLM(DecoderOnly, nn.Module):
         # The sliding window is not applied: where there is one, no sequence may be longer.
         self.max_slots = config.window
         self.group = config.num_heads // config.num_kv_heads  # query heads per key-value head
-        self.embed = _table(config.vocab_size, config.hidden_size)
+        self.embed = table(config.vocab_size, config.hidden_size)
         self.rotary = None if config.rotary is None else _rotary(config.rotary)
-        learned = config.rotary is None
-        self.position = _table(config.max_positions, config.hidden_size) if learned else None
+        self.position = table(config.max_positions, config.hidden_size) if config.learned_positions else None
+        relative = config.relative
+        self.relative = None if relative is None else RelativePositions(relative, config.num_heads, both_ways=False)
         self.blocks = nn.ModuleList(make_block(config, layer) for layer in range(config.num_layers))
-        self.norm = config.norm(config.hidden_size, config.norm_eps)
+        self.norm = config.norm(config.hidden_size, config.norm_eps) if config.final_norm else nn.Identity()
+        self.logits_bias = nn.Parameter(torch.empty(config.vocab_size)) if config.logits_bias else None
         self.head = None if config.tied_head else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.logits_divisor = config.multipliers.logits
         self.dropout = 0.0  # training only
         self.attention: AttentionFactory = select_attention  # over trees; another one only to be compared with it
+
+    def share_ends(self, target: "DecoderLM") -> None:
+        """Take what surrounds the blocks of ``target``: embeddings, positions, the norm and the LM head."""
+        self.embed, self.position, self.rotary, self.relative = (
+            target.embed,
+            target.position,
+            target.rotary,
+            target.relative,
+        )
+        self.norm, self.head, self.logits_bias = target.norm, target.head, target.logits_bias
 
     @property
     def slot_bytes(self) -> int:
@@ -100,7 +113,7 @@ class DecoderLM(DecoderOnly, nn.Module):
 
         What ``without`` names is not run: it reads no weights and writes nothing to the cache.
         """
-        attend = self.attention(tree, cache, start, max_positions=self.max_positions, group=self.group)
+        attend = self._attention(tree, cache, start)
         if resume is None:
             x, done = self.embed_inputs(tree.tokens[:, start:], attend.positions), 0
         else:
@@ -108,6 +121,11 @@ class DecoderLM(DecoderOnly, nn.Module):
             assert min(taps, default=done) >= done, "taps must not be below the resumed layer"
         hidden = self._run(x, attend, cache.layers, taps, done, without=without)
         return Output(self._head(hidden[-1], logits_for, tree.valid[:, start:]), {tap: hidden[tap] for tap in taps})
+
+    def _attention(self, tree: Tree, cache: View, start: int) -> CacheAttention:
+        return self.attention(
+            tree, cache, start, max_positions=self.max_positions, group=self.group, bias=self.relative
+        )
 
     def without(self, skipped: SkippedSublayers) -> "SkippingDecoder":
         """See models/sublayers.LayerSkipping."""
@@ -121,13 +139,15 @@ class DecoderLM(DecoderOnly, nn.Module):
         logits_for: LogitsFor = LogitsFor.ALL,
         segment: Tensor | None = None,
         skipped: Tensor | None = None,
+        source: Source | None = None,
     ) -> Output:
-        """Whole sequences [B, T] without a cache, differentiable: logits [B, T, V]; ``segment`` as in CausalAttention.
+        """Whole sequences [B, T] without a cache, differentiable: logits [B, T, V]; ``segment`` and ``source`` as in
+        CausalAttention.
 
         ``skipped`` bool [B, L]: layers that leave a row's stream as it is. Raises ValueError for a T that exceeds the
         model's sliding window.
         """
-        attend = self._causally(tokens, segment)
+        attend = self._causally(tokens, segment, source)
         return self._causal(self.embed_inputs(tokens, attend.positions), attend, taps, logits_for, skipped)
 
     def causal_from_embeds(
@@ -148,10 +168,10 @@ class DecoderLM(DecoderOnly, nn.Module):
         """
         return self._run(hidden, attend, range(self.num_layers), ())[-1]
 
-    def _causally(self, whole: Tensor, segment: Tensor | None) -> CausalAttention:
+    def _causally(self, whole: Tensor, segment: Tensor | None, source: Source | None = None) -> CausalAttention:
         rows, length = whole.shape[:2]
         self._refuse_beyond_window(length)
-        return CausalAttention(rows, length, whole.device, segment)
+        return CausalAttention(rows, length, whole.device, segment, bias=self.relative, source=source)
 
     def _causal(
         self,
@@ -182,7 +202,7 @@ class DecoderLM(DecoderOnly, nn.Module):
         first = resume.first
         if first == tree.num_nodes - start:
             return resume.hidden
-        attend = self.attention(tree, cache, start + first, max_positions=self.max_positions, group=self.group)
+        attend = self._attention(tree, cache, start + first)
         x = self.embed_inputs(tree.tokens[:, start + first :], attend.positions)
         run_now = self._run(x, attend, cache.layers[: resume.layer], (), without=without)[-1]
         rest = torch.where(resume.ready[:, first:, None], resume.hidden[:, first:], run_now)
@@ -229,7 +249,8 @@ class DecoderLM(DecoderOnly, nn.Module):
         normed = self.norm(x.flatten(0, 1))
         logits = F.linear(normed, self.embed.weight) if self.head is None else self.head(normed)
         logits = logits.unflatten(0, x.shape[:2])
-        return logits if self.logits_divisor == 1.0 else logits / self.logits_divisor
+        logits = logits if self.logits_divisor == 1.0 else logits / self.logits_divisor
+        return logits if self.logits_bias is None else logits + self.logits_bias
 
     def _refuse_beyond_window(self, length: int) -> None:
         window = self.config.window
@@ -263,6 +284,6 @@ class SkippingDecoder(WrappedLM[DecoderLM]):
         return self.lm(tree, cache, start=start, taps=taps, logits_for=logits_for, resume=resume, without=self.skipped)
 
 
-def _table(rows: int, size: int) -> nn.Embedding:
+def table(rows: int, size: int) -> nn.Embedding:
     """An embedding without content: on the meta device the normal numbers of nn.Embedding import torch's compiler."""
     return nn.Embedding.from_pretrained(torch.empty(rows, size), freeze=False)

@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from paceline.core.cache import View
 from paceline.core.tree import Tree
-from paceline.models.native.attention import CacheAttention, TreeAttention
+from paceline.models.native.attention import CacheAttention, ScoreBias, TreeAttention
 
 BLOCK = 128  # slots that are read or left out together, and queries of one piece of work: what the kernels are made for
 DEVICES = frozenset({"cuda"})  # kinds of devices where it is tried
@@ -28,8 +28,12 @@ logger = logging.getLogger("paceline")
 class AttentionFactory(Protocol):
     """What makes one forward's attention over the slots of a cache."""
 
-    def __call__(self, tree: Tree, cache: View, start: int, *, max_positions: int, group: int) -> CacheAttention:
-        """For the nodes ``start`` on of ``tree``, with ``group`` query heads per key-value head."""
+    def __call__(
+        self, tree: Tree, cache: View, start: int, *, max_positions: int, group: int, bias: ScoreBias | None = None
+    ) -> CacheAttention:
+        """For the nodes ``start`` on of ``tree``, with ``group`` query heads per key-value head, and ``bias`` added to
+        the scores (None: nothing).
+        """
         ...
 
 
@@ -61,16 +65,19 @@ class FlexAttention(CacheAttention):
         return self.attend(heads_first, keys.transpose(1, 2), values.transpose(1, 2), *self.seen).transpose(1, 2)
 
 
-def select_attention(tree: Tree, cache: View, start: int, *, max_positions: int, group: int) -> CacheAttention:
-    """Flex where the device has kernels for it, the call is a step over all rows, and a trial went well; else dense.
+def select_attention(
+    tree: Tree, cache: View, start: int, *, max_positions: int, group: int, bias: ScoreBias | None = None
+) -> CacheAttention:
+    """Flex where the device has kernels for it, the call is a step over all rows without a bias, and a trial went well;
+    else dense.
 
     Prompts are read by views of some rows, in pieces of many sizes, each of which would have to be compiled. A cache
     of no layers (a head's logits alone) has nothing to try it on.
     """
     dense = TreeAttention
     step = cache.rows is None and cache.storage.keys.shape[0] > 0
-    if cache.length.device.type not in DEVICES or not step or torch.compiler.is_compiling():
-        return dense(tree, cache, start, max_positions=max_positions, group=group)
+    if bias is not None or cache.length.device.type not in DEVICES or not step or torch.compiler.is_compiling():
+        return dense(tree, cache, start, max_positions=max_positions, group=group, bias=bias)
     flex = FlexAttention(tree, cache, start, max_positions=max_positions, compiled=True)
     shape = _shape(flex, group)
     if shape not in _SERVES:

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from paceline.models import hub
 from paceline.models.directory import is_hub_id, read_config
-from paceline.text.tokenizer import Tokenizer, load_tokenizer, read_eos
+from paceline.text.special_tokens import read_eos
+from paceline.text.tokenizer import Tokenizer, load_tokenizer
 from paceline.train.data.batches import PreparedData, make_batches, make_encoder
 from paceline.train.data.config import DataConfig
 from paceline.train.data.manifest import Split

@@ -1,0 +1,176 @@
+"""An encoder-decoder as an LM: requests give the encoder's input as context, which is read once, at admission.
+
+The encoder's states become keys and values of every layer's cross-attention, kept beside the cache and shared by all
+nodes. B inputs, R rows, L layers, X states, H hidden size of the encoder, K key-value heads, E head size.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.admission import Admission
+from paceline.core.cache import SlotCache, View, Zeros
+from paceline.core.context import Context, ContextInput
+from paceline.models.memory import lazy_zeros
+from paceline.models.native.attention import SOURCE_KEYS, SOURCE_LENGTH, SOURCE_VALUES, Source
+from paceline.models.native.blocks import Block
+from paceline.models.native.config import DecoderConfig
+from paceline.models.native.decoder import DecoderLM
+from paceline.models.native.encoder import Encoder
+
+TOKENS, FRAMES, STATES = "input_ids", "input_features", "encoder_outputs"  # names of inputs
+ENCODED_AT_ONCE = 256 << 20  # bytes of activations of the inputs that are encoded together
+
+
+@final
+class EncoderDecoderLM(DecoderLM):
+    """A decoder with cross-attention, and the encoder whose states it attends to.
+
+    A request gives ``input_ids`` or ``input_features``, by the encoder's kind, or ``encoder_outputs`` in their place.
+    Without an encoder of its own it reads the states of another one (``share_encoder``).
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config)
+        assert config.cross is not None
+        self.encoder = None if config.encoder is None else Encoder(config.encoder)
+        self._shared: tuple[EncoderDecoderLM, ...] = ()  # in a tuple: no part of it
+        self._states: WeakKeyDictionary[Context, Tensor] = WeakKeyDictionary()  # of requests that somebody holds
+
+    def share_encoder(self, other: "EncoderDecoderLM") -> None:
+        """Read what the encoder of ``other`` gives, once for both. Raises ValueError for states of another size."""
+        assert self.config.cross is not None and other.config.cross is not None
+        own, given = self.config.cross.source_size, other.config.cross.source_size
+        if own != given:
+            raise ValueError(
+                f"this decoder reads encoder states of size {own}, and those of the target have {given}: give one that "
+                "was made for this target"
+            )
+        self._shared = (other,)
+
+    @property
+    def reads_from(self) -> "EncoderDecoderLM":
+        """Whose encoder it reads."""
+        return self._shared[0].reads_from if self._shared else self
+
+    @property
+    def context_inputs(self) -> Mapping[str, ContextInput]:
+        config = self.reads_from.config
+        assert config.cross is not None
+        most, size = config.cross.max_source, config.cross.source_size
+        states = ContextInput(min_shape=(1, size), max_shape=(most, size))
+        if config.encoder is None:
+            return {STATES: states}
+        instead, features = (STATES, states), config.encoder.num_features
+        if features is not None:
+            frames = (features, 2 * most)
+            return {FRAMES: ContextInput(min_shape=frames, max_shape=frames, instead=instead)}
+        return {TOKENS: ContextInput(min_shape=(1,), max_shape=(most,), vocab_size=config.vocab_size, instead=instead)}
+
+    @property
+    def context_bytes(self) -> int:
+        """Keys and values of the longest source of one row, in bytes."""
+        assert self.config.cross is not None
+        sizes = 2 * self.config.num_layers * self.config.num_kv_heads * self.config.head_dim
+        return self.config.cross.max_source * sizes * self.dtype.itemsize
+
+    def new_cache(self, rows: int, capacity: int, *, zeros: Zeros | None = None) -> SlotCache:
+        """As a decoder's, with room for the sources of all rows, which on the CPU takes memory when it is written."""
+        config, cache = self.config, super().new_cache(rows, capacity, zeros=zeros)
+        assert config.cross is not None
+        shape = (rows, config.num_layers, config.cross.max_source, config.num_kv_heads, config.head_dim)
+        for name in (SOURCE_KEYS, SOURCE_VALUES):
+            on_cpu = self.device.type == "cpu"
+            cache.row_state[name] = (
+                lazy_zeros(shape, self.dtype) if on_cpu else torch.zeros(shape, dtype=self.dtype, device=self.device)
+            )
+        cache.row_state[SOURCE_LENGTH] = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        return cache
+
+    def admit(self, cache: View, admission: Admission) -> View:
+        """Copy prefixes with their sources, and read the sources of the other rows: equal ones once."""
+        view = super().admit(cache, admission)
+        rows: dict[Context, list[int]] = {}
+        for row, context in admission.new_contexts:
+            rows.setdefault(context, []).append(row)
+        state = cache.storage.row_state
+        for context, states in zip(rows, self.encode(list(rows)), strict=True):
+            size = len(states)
+            for layer, (keys, values) in enumerate(self.source_keys_values(states)):
+                for row in rows[context]:
+                    state[SOURCE_KEYS][row, layer, :size], state[SOURCE_VALUES][row, layer, :size] = keys, values
+            for row in rows[context]:
+                state[SOURCE_LENGTH][row] = size
+        return view
+
+    def encode(self, contexts: Sequence[Context]) -> list[Tensor]:
+        """The encoder's states [X, H] of each context; those that some request still holds are not made again."""
+        if self._shared:
+            return self.reads_from.encode(contexts)
+        new = [context for context in dict.fromkeys(contexts) if context not in self._states]
+        for part in self._parts(new):
+            for context, states in zip(part, self._encode(part), strict=True):
+                self._states[context] = states
+        return [self._states[context] for context in contexts]
+
+    def encode_inputs(self, inputs: Tensor, length: Tensor) -> Tensor:
+        """States [B, X, H] of ``inputs``, token ids [B, T] or frames [B, W, T], of which rows have ``length`` [B]."""
+        assert self.encoder is not None and self.config.encoder is not None
+        if self.config.encoder.num_features is not None:
+            return self.encoder(inputs.to(self.dtype), length)
+        embedded = self.embed(inputs.flatten()) * self.embedding_factor
+        return self.encoder(embedded.view(*inputs.shape, -1), length)
+
+    def source_keys_values(self, states: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Keys and values [..., X, K, E] of every layer, of an encoder's ``states`` [..., X, H]."""
+        for block in self.blocks:
+            assert isinstance(block, Block) and block.cross is not None
+            made = block.cross.key_value(states).unflatten(-1, (2, self.config.num_kv_heads, self.config.head_dim))
+            keys, values = made.unbind(-3)
+            yield keys, values
+
+    def source_of(self, states: Tensor, length: Tensor) -> Source:
+        """What ``causal`` reads of an encoder's ``states`` [B, X, H]; differentiable."""
+        return Source(list(self.source_keys_values(states)).__getitem__, length)
+
+    def _parts(self, contexts: Sequence[Context]) -> Iterator[list[Context]]:
+        """``contexts`` in parts that are encoded together: of similar length, within a bound on the memory."""
+        given = [context for context in contexts if STATES in context.inputs]
+        for context in given:
+            yield [context]
+        rest = sorted((context for context in contexts if STATES not in context.inputs), key=self._size)
+        part: list[Context] = []
+        for context in rest:
+            if part and (len(part) + 1) * self._size(context) * self._position_bytes > ENCODED_AT_ONCE:
+                yield part
+                part = []
+            part.append(context)
+        if part:
+            yield part
+
+    def _size(self, context: Context) -> int:
+        assert self.encoder is not None
+        return self.encoder.num_states(next(iter(context.inputs.values())))
+
+    @property
+    def _position_bytes(self) -> int:
+        """Of the widest activations of a position."""
+        assert self.config.encoder is not None
+        blocks = self.config.encoder.blocks
+        return 4 * self.dtype.itemsize * (blocks.hidden_size + 2 * blocks.ffn_size)
+
+    def _encode(self, contexts: Sequence[Context]) -> list[Tensor]:
+        """The states of some contexts, in one forward."""
+        inputs = [next(iter(context.inputs.values())).to(self.device) for context in contexts]
+        if STATES in contexts[0].inputs:
+            return [states.to(self.dtype) for states in inputs]
+        sizes = [self._size(context) for context in contexts]
+        if inputs[0].dim() == 1:
+            batch = nn.utils.rnn.pad_sequence(inputs, batch_first=True)
+        else:
+            batch = torch.stack(inputs)
+        states = self.encode_inputs(batch, torch.tensor(sizes, device=self.device))
+        return [one[:size].clone() for one, size in zip(states, sizes, strict=True)]
