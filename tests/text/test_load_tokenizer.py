@@ -8,7 +8,8 @@ import tokenizers
 import transformers
 from transformers import AutoTokenizer
 
-from paceline.text.tokenizer import TokenizerError, load_tokenizer, read_eos
+from paceline.text.special_tokens import read_eos
+from paceline.text.tokenizer import TokenizerError, load_tokenizer
 from tests.api.checkpoints import TEXT, make_tokenizer
 from tests.text.makers import UNUSUAL, byte_fallback, metaspace, older_format, python_only, saved, write
 
