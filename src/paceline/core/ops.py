@@ -4,6 +4,7 @@ R rows, N nodes of a tree, n nodes of a call, D draft depth, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -18,7 +19,7 @@ from paceline.core.prompt_lookup import NgramOptions, ngram_chain
 from paceline.core.sampling import SamplingState
 from paceline.core.scores import Scores
 from paceline.core.step import HEADER, Failure, Finish
-from paceline.core.tree import NoDraft, Outcome, Tree, path_tokens
+from paceline.core.tree import NoDraft, Outcome, Tree, along_path, path_tokens
 
 
 class Ops(ABC):
@@ -79,6 +80,23 @@ class Ops(ABC):
     @abstractmethod
     def record(self, counters: Columns, tree: Tree, outcome: Outcome) -> None:
         """Count one step of every row in the counters of core/stats."""
+
+    @abstractmethod
+    def queue_states(
+        self,
+        states: Sequence[Tensor],
+        path: Tensor | None,
+        first: Tensor | None,
+        until: Tensor,
+        queue: Tensor,
+        count: Tensor,
+    ) -> None:
+        """Append states of the root and of ``path`` [R, D] to ``queue`` [R, C + 1, H], which holds ``count`` [R].
+
+        ``states`` [R, N, h] are those of all nodes, side by side in the queue; ``path`` None: nodes of a chain. Taken
+        are those from ``first`` [R] (None: 0, the root) up to and without ``until`` [R]; there must be room. What the
+        queue has after its last state is undefined.
+        """
 
 
 @final
@@ -176,6 +194,25 @@ class TensorOps(Ops):
         kept = (outcome.path >= 0) & (depths <= outcome.num_committed[:, None])
         drafted[:, : tree.max_depth].add_(proposed)
         accepted[:, : tree.max_depth].add_(kept)
+
+    def queue_states(
+        self,
+        states: Sequence[Tensor],
+        path: Tensor | None,
+        first: Tensor | None,
+        until: Tensor,
+        queue: Tensor,
+        count: Tensor,
+    ) -> None:
+        joined = states[0] if len(states) == 1 else torch.cat(tuple(states), dim=-1)
+        if path is not None:
+            joined = along_path(joined, path)
+        first = torch.zeros_like(until) if first is None else first
+        index = torch.arange(joined.shape[1], device=joined.device)
+        added = (index >= first[:, None]) & (index < until[:, None])
+        at = torch.where(added, count[:, None] + index - first[:, None], queue.shape[1] - 1)
+        queue.index_put_((torch.arange(len(queue), device=queue.device)[:, None], at), joined)
+        count.add_(until - first)
 
 
 def _no_draft_reasons(batch: BatchState, tree: Tree) -> Tensor:

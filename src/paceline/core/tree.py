@@ -204,6 +204,12 @@ class Outcome:
         return (nodes.gather(1, at) & gained).any(-1)
 
 
+def along_path(states: Tensor, path: Tensor) -> Tensor:
+    """Of ``states`` [B, N, H] of nodes those of the root and of ``path`` [B, D]: [B, 1 + D, H]."""
+    nodes = torch.nn.functional.pad(path, (1, 0)).clamp(min=0)  # the root is node 0
+    return states.gather(1, nodes[..., None].expand(-1, -1, states.shape[-1]))
+
+
 def join_rows(rows: Tensor, chain: Tree, tree: Tree) -> Tree:
     """``chain`` in the ``rows`` [B] bool, ``tree`` in all others, of one drafter each.
 

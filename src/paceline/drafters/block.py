@@ -19,7 +19,7 @@ from paceline.core.tree import Draw, Outcome, Resume, Tree
 from paceline.draft_heads.block import BlockHead
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.growing import DraftInput, GrowingDrafter
-from paceline.drafters.hidden_states import PendingStates, check_head_target, made_of_valid, path_hidden
+from paceline.drafters.hidden_states import PendingStates, check_head_target, made_of_valid
 from paceline.drafters.tree.base import GrownTree
 from paceline.drafters.tree.shapes import Shape
 from paceline.models.base import LM, LogitsFor
@@ -126,7 +126,7 @@ class BlockDrafter(GrowingDrafter):
         ).view()
         most = 1 + context.max_draft_tokens + context.lag
         width = len(self.taps) * self.head.hidden_size
-        self.unread = PendingStates(rows, most + MAX_SKIPPED_STEPS, width, dtype=decoder.dtype, device=device)
+        self.unread = PendingStates(context, most + MAX_SKIPPED_STEPS, width, dtype=decoder.dtype)
         self.ordinary_lag = min(most, 1 + self.depth)
         self.lag = self.next_lag = self.ordinary_lag  # the host's bound on the states that a row has yet to read
         self.num_read, self.overflows = self.ordinary_lag, False
@@ -228,8 +228,8 @@ class BlockDrafter(GrowingDrafter):
         """Queue the states of the root and of the accepted path."""
         if self.overflows:
             self._read_queue(self.unread.capacity)
-        states = torch.cat([path_hidden(hidden, tap, tree, outcome) for tap in self.taps], dim=-1)
-        self.unread.append(states, torch.zeros_like(outcome.num_committed), outcome.num_committed)
+        path = None if tree.chain else outcome.path
+        self.unread.append([hidden[tap] for tap in self.taps], outcome.num_committed, path=path)
         self.lag = self.next_lag
 
     def _logits(self, states: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ class EarlyExitDrafter(GrowingDrafter):
         decoder = self.head.decoder
         size, dtype = decoder.config.hidden_size, decoder.dtype
         self.cache = self.lm.new_cache(rows, context.max_length + max_expanded).view()
-        self.unread = PendingStates(rows, self.depth + MAX_SKIPPED_STEPS, size, dtype=dtype, device=device)
+        self.unread = PendingStates(context, self.depth + MAX_SKIPPED_STEPS, size, dtype=dtype)
         # The host's bounds on the states that each row has yet to read, without the root.
         self.lags = self.next_lags = [self.depth] * rows
         self.max_unread, self.overflows = self.depth, False
@@ -212,15 +212,16 @@ class EarlyExitDrafter(GrowingDrafter):
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Queue the target's states of the verified tokens, which the head reads before the next draft."""
         num, root = outcome.num_committed, batch.length - outcome.num_committed - 1  # position of the root
-        states = path_hidden(hidden, self.taps[0], tree, outcome)
+        states, path = hidden[self.taps[0]], None if tree.chain else outcome.path
         if self.recycled is not None:
+            states, path = path_hidden(hidden, self.taps[0], tree, outcome), None
             states = states + self.recycled.add_step(root, num, path_hidden(hidden, self.taps[1], tree, outcome))
         if self.overflows:
             read_hidden(self.lm, self.cache, self.unread.states[:, :-1], self.unread.count)
             self.unread.count.zero_()
         # A row that was drafted for has read the root already.
         first = torch.minimum((self.cache.length + self.unread.count - root).clamp(min=0), num)
-        self.unread.append(states, first, num)
+        self.unread.append([states], num, first=first, path=path)
         self.lags, self.root_read = self.next_lags, False
 
     def _mark_read(self) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from paceline.core.cache import View
-from paceline.core.tree import Outcome, Resume, Tree
+from paceline.core.ops import TensorOps
+from paceline.core.tree import Outcome, Resume, Tree, along_path
 from paceline.drafters.base import DrafterContext
 from paceline.models.base import LM, LogitsFor, Output
 
@@ -33,10 +34,7 @@ def path_hidden(hidden: dict[int, Tensor], tap: int, tree: Tree, outcome: Outcom
     The first ``outcome.num_committed`` of them belong to the tokens that the target's cache committed.
     """
     states = hidden[tap]
-    if tree.chain:
-        return states
-    nodes = F.pad(outcome.path, (1, 0)).clamp(min=0)  # the root is node 0
-    return states.gather(1, nodes[..., None].expand(-1, -1, states.shape[-1]))
+    return states if tree.chain else along_path(states, outcome.path)
 
 
 def made_of_valid(make: Callable[..., Sequence[Tensor]], valid: Tensor, *given: Tensor) -> list[Tensor]:
@@ -93,21 +91,18 @@ def with_root(root: Tensor, valid: Tensor, forest: Tree) -> Tree:
 class PendingStates:
     """A queue of at most C states of size H that a draft head has yet to read, for each of R rows."""
 
-    def __init__(self, rows: int, capacity: int, size: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.capacity = capacity
+    def __init__(self, context: DrafterContext, capacity: int, size: int, *, dtype: torch.dtype) -> None:
+        rows, device = context.rows, context.device
+        self.capacity, self.ops = capacity, context.ops or TensorOps()
         # The last column takes the writes that are discarded.
         self.states = torch.zeros(rows, capacity + 1, size, dtype=dtype, device=device)  # [R, C + 1, H]
         self.count = torch.zeros(rows, dtype=torch.int64, device=device)  # [R]
-        self.rows = torch.arange(rows, device=device)[:, None]
 
-    def append(self, states: Tensor, first: Tensor, until: Tensor) -> None:
-        """Append ``states`` [R, n, H] from ``first`` [R] up to and without ``until`` [R]; there must be room."""
-        index = torch.arange(states.shape[1], device=states.device)
-        at = self.count[:, None] + index - first[:, None]
-        added = (index >= first[:, None]) & (index < until[:, None])
-        at = torch.where(added, at, self.capacity)
-        self.states.index_put_((self.rows, at), states)
-        self.count.add_(until - first)
+    def append(
+        self, states: Sequence[Tensor], until: Tensor, *, first: Tensor | None = None, path: Tensor | None = None
+    ) -> None:
+        """Append ``states``, see Ops.queue_states."""
+        self.ops.queue_states(states, path, first, until, self.states, self.count)
 
     def followed_by(self, newest: Tensor, size: int) -> Tensor:
         """The pending states, at most ``size`` (static), and after them ``newest`` [R, 1, H]: [R, size + 1, H]."""

@@ -112,7 +112,7 @@ class PairDrafter(GrowingDrafter):
         self.cache = self.lm.new_cache(rows, context.max_length + max_expanded).view()
         capacity = context.max_draft_tokens + 1 + MAX_SKIPPED_STEPS
         dtype = self.head.decoder.dtype
-        self.unread = PendingStates(rows, capacity, self.head.width, dtype=dtype, device=device)
+        self.unread = PendingStates(context, capacity, self.head.width, dtype=dtype)
         # Pairs of the queue that this step's draft has committed; the step is not settled until it is observed.
         self.num_read = torch.zeros(rows, dtype=torch.int64, device=device)
         self.index = torch.arange(max(CHUNK, capacity), device=device)
@@ -203,7 +203,7 @@ class PairDrafter(GrowingDrafter):
             self._read(self.cache, self.unread.states[:, :-1], batch.tokens, self.unread.count)
             self.unread.count.zero_()
         num = outcome.num_committed
-        self.unread.append(self._features(states, num), torch.zeros_like(num), num)
+        self.unread.append([self._features(states, num)], num)
         self.lags = self.next_lags
 
     def _max_depth(self, batch: Batch) -> Tensor:

@@ -114,6 +114,28 @@ def test_extend_matches_torch_sequences_reports_and_counts(shape, seed):
             assert torch.equal(getattr(counts[0], name), getattr(counts[1], name)), name
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_queue_of_states_matches_torch(shape, dtype):
+    generator = torch.Generator().manual_seed(len(shape))
+    batch = batches(generator)[0]
+    queues = [torch.zeros(ROWS, 31, 7, dtype=dtype) for _ in range(2)]
+    counts = [torch.zeros(ROWS, dtype=torch.int64) for _ in range(2)]
+    for turn in range(4):
+        tree, outcome = decision(shape, batch, generator)
+        nodes = torch.randn(ROWS, tree.num_nodes, 9, generator=generator).to(dtype)
+        states = [nodes[..., :3], nodes[..., 5:]] if turn % 2 else [nodes[:, :, 1:8].contiguous()]
+        path = None if tree.chain else outcome.path
+        num = outcome.num_committed.clamp(max=tree.num_nodes)
+        first = torch.minimum(torch.arange(ROWS) % 3, num) if turn < 2 else None
+        for ops, queue, count in zip((TensorOps(), CpuOps()), queues, counts, strict=True):
+            ops.queue_states(states, path, first, num, queue, count)
+    assert torch.equal(*counts) and counts[0].min() > 0
+    for row, count in enumerate(counts[0].tolist()):
+        assert torch.equal(*(queue[row, :count] for queue in queues))
+        assert queues[0][row, :count].any(-1).all()
+
+
 def test_falls_back_to_torch_without_a_compiler(monkeypatch):
     def fail():
         raise KernelError("no C++ compiler")

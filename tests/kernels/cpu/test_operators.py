@@ -112,6 +112,11 @@ def step_samples():
         yield "ngram_chain", flat(columns, 3, 3, 1, *rules)
     for counts in (None, batch.processing.counts):
         yield "extend", flat(columns, counts, *shape, *decided, 1, 2)
+    for dtype in (torch.bfloat16, torch.float64):
+        states = [torch.randn(ROWS, NODES, size).to(dtype) for size in (2, 3)]
+        for path, first in ((None, None), (decided[0], torch.tensor([1, 0]))):
+            queue, count = torch.zeros(ROWS, 9, 5, dtype=dtype), torch.tensor([3, 0])
+            yield "queue_states", (states, path, first, decided[1], queue, count)
     yield "record", flat(stats.columns, *shape, *decided, 1)
 
 

@@ -1,9 +1,11 @@
-"""The begin and end of a step by the CPU kernel: a chain's begin, prompt lookup, the extension, the counters.
+"""The begin and end of a step by the CPU kernel: a chain's begin, prompt lookup, the extension, the counters, and the
+states that a draft head is to read.
 
 R rows, N nodes, D depth of the tree.
 """
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch import Tensor
 from paceline.core.columns import Columns
 from paceline.core.step import HEADER
 from paceline.kernels.cpu.operators import entry, kernel_op, pointers_of, row_major
-from paceline.kernels.cpu.structs import Counters, Decision, RowView, Sequences
+from paceline.kernels.cpu.structs import Counters, Decision, RowView, Sequences, StateQueue
 
 BATCH = (
     "tokens",
@@ -143,6 +145,39 @@ def record(
     """Count one step of every row, see Stats.record; ``committed`` [R] are the tokens after clipping."""
     fields = (tokens, parents, depth, valid, origin, path)
     _decide(isa, "record", pointers_of(counters, _counters), fields, committed, following, committed, max_depth, 0)
+
+
+@kernel_op(lambda isa, states, path, first, until, queue, count: None, mutates=["queue", "count"])
+def queue_states(
+    isa: str,
+    states: Sequence[Tensor],
+    path: Tensor | None,
+    first: Tensor | None,
+    until: Tensor,
+    queue: Tensor,
+    count: Tensor,
+) -> None:
+    """See Ops.queue_states; ``states`` have the queue's dtype."""
+    size, held = queue.element_size(), [row_major(one) for one in states]
+    steps = [(one.data_ptr(), *one.stride()[:2], one.shape[2]) for one in held]
+    # An array of integers takes a third of the time that one of structs takes.
+    views = (ctypes.c_int64 * (4 * len(held)))(
+        *(value for data, *elements in steps for value in (data, *(size * count for count in elements)))
+    )
+    path = None if path is None else row_major(path)
+    first, until = None if first is None else first.contiguous(), until.contiguous()
+    called = StateQueue(
+        queue.shape[0],
+        len(held),
+        ctypes.addressof(views),
+        *((None, 0) if path is None else (path.data_ptr(), path.stride(0))),
+        None if first is None else first.data_ptr(),
+        until.data_ptr(),
+        queue.data_ptr(),
+        size * queue.stride(0),
+        count.data_ptr(),
+    )
+    entry(isa, "queue_states")(ctypes.byref(called))
 
 
 def _decide(

@@ -1,5 +1,6 @@
 """The operations of a step (core/ops) by the CPU kernel."""
 
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -114,6 +115,20 @@ class CpuOps(Ops):
 
     def record(self, counters: Columns, tree: Tree, outcome: Outcome) -> None:
         step.record(self.isa, counters, *_decided(tree, outcome), tree.max_depth)
+
+    def queue_states(
+        self,
+        states: Sequence[Tensor],
+        path: Tensor | None,
+        first: Tensor | None,
+        until: Tensor,
+        queue: Tensor,
+        count: Tensor,
+    ) -> None:
+        if any(one.dtype != queue.dtype for one in states):
+            self._tensor_ops.queue_states(states, path, first, until, queue, count)
+        else:
+            step.queue_states(self.isa, list(states), path, first, until, queue, count)
 
 
 def _fits(batch: BatchState, logits: Tensor) -> bool:

@@ -214,6 +214,25 @@ class Counters(Structure):
     ]
 
 
+class StateQueue(Structure):
+    """What is appended to a queue of hidden states (core/ops); ``path`` and ``first`` may be null.
+
+    ``states``: of each tap its address, and the steps of rows and of nodes and the size of a state in bytes. Steps:
+    ``path``'s in elements, the queue's in bytes.
+    """
+
+    __slots__ = ()
+
+    _fields_ = [
+        *((name, c_int64) for name in "rows num_states".split()),
+        *((name, c_void_p) for name in ("states", "path")),
+        ("path_step", c_int64),
+        *((name, c_void_p) for name in "first until queue".split()),
+        ("queue_row_step", c_int64),
+        ("count", c_void_p),
+    ]
+
+
 class SamplingOptions(Structure):
     """The rows' sampling options (core/sampling)."""
 

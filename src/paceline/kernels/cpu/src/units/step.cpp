@@ -2,6 +2,7 @@
 #include "export.h"
 #include "step/batch.h"
 #include "step/prompt_lookup.h"
+#include "step/state_queue.h"
 #include "step/workspace.h"
 
 using namespace paceline;
@@ -20,3 +21,4 @@ PACELINE_API void paceline_ngram_chain(const Sequences *batch, int32_t depth, in
 }
 PACELINE_API void paceline_extend(const Sequences *batch, const Decision *decision) { extend(*batch, *decision); }
 PACELINE_API void paceline_record(const Counters *counters, const Decision *decision) { record(*counters, *decision); }
+PACELINE_API void paceline_queue_states(const StateQueue *queue) { queue_states(*queue); }
