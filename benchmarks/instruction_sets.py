@@ -31,8 +31,7 @@ from paceline.bench.columns import Column, Section
 from paceline.bench.raw import RawFile, Record
 from paceline.bench.statistics import Estimate, estimate, paired_ratios
 from paceline.kernels.cpu.instruction_set import available_sets, check_set, instruction_set
-from paceline.models.cpu.gemm import gemm_with_layer
-from paceline.models.cpu.packed_weights import pack_linear
+from paceline.models.cpu.packed_weights import gemm_with_layer, pack_linear
 from paceline.models.loading import dtype_name
 from paceline.models.native.quantization import SCHEMES, check_quantization
 

@@ -15,9 +15,9 @@ from paceline.kernels.cpu.compile import KernelError
 from paceline.kernels.cpu.instruction_set import load_kernel
 from paceline.models.base import LM
 from paceline.models.cpu.decoder import CpuDecoder
-from paceline.models.cpu.gemm import gemm_with_layer, gemm_with_weight
+from paceline.models.cpu.gemm import gemm_with_weight
 from paceline.models.cpu.operations import DTYPES, UnsupportedError
-from paceline.models.cpu.packed_weights import pack_linear, pack_linears
+from paceline.models.cpu.packed_weights import gemm_with_layer, pack_linear, pack_linears
 from paceline.models.native.decoder import DecoderLM
 
 logger = logging.getLogger("paceline")

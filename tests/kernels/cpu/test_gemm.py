@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from paceline.models.backend import gemm_for
-from paceline.models.cpu.gemm import gemm_with_layer, gemm_with_weight
-from paceline.models.cpu.packed_weights import PackedLinear, pack_linear
+from paceline.models.cpu.gemm import gemm_with_weight
+from paceline.models.cpu.packed_weights import PackedLinear, gemm_with_layer, pack_linear
 from paceline.models.native.quantization import SCHEMES
 
 # The last four are longer than a block of any precision; two have pieces that take turns, two panels that are not full.

@@ -23,7 +23,7 @@ from paceline.kernels.cpu.operators import LIBRARY
 from paceline.kernels.cpu.ops import CpuOps
 from paceline.kernels.cpu.sampling import ProcessorTensors
 from paceline.models.cpu.decoder import CpuDecoder
-from paceline.models.cpu.forward import KVView
+from paceline.models.cpu.kv_view import KVView
 from tests import tiny
 from tests.harness import decoder_for, request
 

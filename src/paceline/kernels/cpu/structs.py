@@ -18,6 +18,7 @@ class Kind(IntEnum):
     ADD = 5
     ROTATE = 6
     ATTEND = 7
+    ATTEND_SOURCE = 8
 
 
 class NormVariant(IntEnum):
@@ -90,7 +91,8 @@ class Model(Structure):
         ),
         ("width", c_int64 * len(Buffer)),
         *((name, c_double) for name in "scale embedding_factor divisor".split()),
-        *((name, c_void_p) for name in "embedding position".split()),
+        *((name, c_void_p) for name in "embedding position relative buckets".split()),
+        ("num_distances", c_int64),
         ("operations", ctypes.POINTER(Operation)),
         ("layers", ctypes.POINTER(c_int64)),
         ("norm", Operation),
@@ -131,6 +133,9 @@ class Call(Structure):
         *((name, c_int64) for name in "tokens_step depth_step valid_step ancestors_row_step ancestors_step".split()),
         *((name, c_void_p) for name in "length row_index keys values".split()),
         *((name, c_int64) for name in "layer_step row_step slot_step capacity".split()),
+        *((name, c_void_p) for name in ("source_keys", "source_values")),
+        *((name, c_int64) for name in "source_layer_step source_row_step source_slot_step".split()),
+        ("source_length", c_void_p),
         *((name, c_void_p) for name in "cos sin".split()),
         *((name, c_int64) for name in "table rotary_dim".split()),
         ("layers", ctypes.POINTER(c_int64)),

@@ -16,7 +16,8 @@ from paceline.kernels.cpu.operators import Workspace
 from paceline.kernels.cpu.ops import is_philox
 from paceline.kernels.cpu.sampling import ProcessorTensors
 from paceline.models.base import FusedDrafting, LogitsFor, Output, PendingInputs, SharedLayers
-from paceline.models.cpu.forward import KernelModel, KVView, draft_fused, forward
+from paceline.models.cpu.forward import KernelModel, draft_fused, forward
+from paceline.models.cpu.kv_view import KVView
 from paceline.models.memory import lazy_zeros
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.sublayers import SkippedSublayers

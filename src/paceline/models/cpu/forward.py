@@ -13,7 +13,6 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from paceline.core.cache import View
 from paceline.core.columns import Columns
 from paceline.core.early_stop import COLUMNS as EARLY_STOP
 from paceline.core.sampling import COLUMNS
@@ -25,24 +24,12 @@ from paceline.kernels.cpu.structs import DepthModel as KernelDepth
 from paceline.kernels.cpu.structs import PairInput as KernelPairInput
 from paceline.models.base import INPUT_PROJECTIONS, PAIR_INPUTS, InputProjection, LogitsFor, PairInput
 from paceline.models.cpu.depth_models import compile_depths
+from paceline.models.cpu.kv_view import KVView
 from paceline.models.cpu.packed_weights import PackedEmbedding, packed_set
 from paceline.models.cpu.program import Program, compile_input_projection, compile_pair_input, compile_program
 from paceline.models.depth_models import DEPTH_MODELS, DepthModels
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.sublayers import SkippedSublayers
-
-
-class KVView(NamedTuple):
-    """The tensors of a view of a cache (core/cache); ``rows`` None is all of them."""
-
-    keys: Tensor
-    values: Tensor
-    length: Tensor
-    rows: Tensor | None
-
-    @staticmethod
-    def of(cache: View) -> "KVView":
-        return KVView(cache.storage.keys, cache.storage.values, cache.length, cache.rows)
 
 
 class Compiled(NamedTuple):
@@ -285,8 +272,8 @@ def draft_fused(
 
 def _call(compiled: Compiled, cache: KVView, layers: Sequence[int], *, rows: int, nodes: int, logits_for: int) -> Call:
     """A call with the cache and rotary tables set but not the tree."""
-    keys, values, length, index = cache
-    return Call(
+    keys, values, length, index, source, source_values, source_length = cache
+    call = Call(
         rows=rows,
         nodes=nodes,
         threads=torch.get_num_threads(),
@@ -306,6 +293,11 @@ def _call(compiled: Compiled, cache: KVView, layers: Sequence[int], *, rows: int
         layers=_integers(tuple(layers)),
         num_layers=len(layers),
     )
+    if source is not None and source_values is not None and source_length is not None:
+        call.source_keys, call.source_values = source.data_ptr(), source_values.data_ptr()
+        call.source_row_step, call.source_layer_step, call.source_slot_step = source.stride()[:3]
+        call.source_length = source_length.data_ptr()
+    return call
 
 
 @cache

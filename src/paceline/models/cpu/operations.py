@@ -7,10 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.kernels.cpu.structs import Activation, Buffer, Kind, NormVariant, Operation, WeightFormat
-from paceline.models.cpu.packed_weights import PackedEmbedding, PackedLayer, PackedLinear, panel_layout
+from paceline.models.cpu.packed_weights import PackedEmbedding, PackedLayer, panel_layout, set_weight
 from paceline.models.native.blocks import (
     Attention,
     Block,
+    CrossAttention,
+    NormOfSumBlock,
     ParallelBlock,
     Part,
     PostNormBlock,
@@ -28,7 +30,7 @@ from paceline.models.native.layers import (
 )
 from paceline.models.native.pair_block import PairBlock
 from paceline.models.native.qkv import NormRotateQK, PrepareQKV, RotateInterleavedQKV, RotateQK, ScaleQuery, SplitQKV
-from paceline.models.native.quantization import Int4Linear, Int8Linear
+from paceline.models.native.relative import RelativePositions
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NORMS: dict[type[nn.Module], NormVariant] = {
@@ -50,23 +52,6 @@ class UnsupportedError(ValueError):
     """A decoder with a part that the kernel does not support."""
 
 
-def set_weight(product: Operation, layer: nn.Linear | nn.Embedding, point: Callable[..., int]) -> None:
-    """Set the weight format of ``layer`` and, by ``point``, the pointers to its weight and scales."""
-    packed = isinstance(layer, PackedLinear | PackedEmbedding)
-    matrix = layer.get_parameter("panels") if packed else layer.weight
-    product.count = matrix.stride(0)
-    if isinstance(layer, Int8Linear):
-        product.variant = WeightFormat.PACKED_INT8 if packed else WeightFormat.INT8
-        product.weight, product.scales = point(matrix, torch.int8), point(layer.scale, torch.float32)
-    elif isinstance(layer, Int4Linear):
-        product.variant = WeightFormat.PACKED_INT4 if packed else WeightFormat.INT4
-        scales = layer.get_parameter("scale_panels") if packed else layer.scale
-        product.weight, product.scales = point(matrix, torch.uint8), point(scales, torch.bfloat16)
-    else:
-        product.variant = WeightFormat.PACKED if packed else WeightFormat.FLOATS
-        product.weight = point(matrix)
-
-
 class OperationWriter:
     """The operations of a decoder's parts, in the order they run."""
 
@@ -74,7 +59,7 @@ class OperationWriter:
         config = lm.config
         self.dtype, self.refs = lm.dtype, list[Tensor]()
         self.rotated = 0 if config.rotary is None else 2 * len(config.rotary.inverse_frequencies)
-        heads = config.num_heads * config.head_dim
+        heads, self.interleaved = config.num_heads * config.head_dim, config.attention.interleaved
         self.widths = {
             Buffer.STREAM: config.hidden_size,
             Buffer.NORMED: config.hidden_size,
@@ -103,9 +88,26 @@ class OperationWriter:
                 raise UnsupportedError("a PairBlock without one of its parts")
             yield from self.pair_block(block)
             return
-        if kind not in (Block, ScaledBlock, PostNormBlock, ParallelBlock) or not isinstance(block, Block):
+        if kind not in (Block, ScaledBlock, PostNormBlock, ParallelBlock, NormOfSumBlock) or not isinstance(
+            block, Block
+        ):
             raise UnsupportedError(f"a {kind.__name__}")
+        if block.cross is not None and kind not in (Block, NormOfSumBlock):
+            raise UnsupportedError(f"a {kind.__name__} with cross-attention")
         attention, ffn = Part.ATTENTION in parts, Part.FFN in parts
+        if block.embedding_norm is not None:
+            yield self.norm(block.embedding_norm, Buffer.STREAM, Buffer.STREAM)
+        if kind is NormOfSumBlock:
+            if attention:
+                yield from self.attention(block.attention, Buffer.STREAM)
+                yield from self.normed_sum(block.attention.output, Buffer.ATTENDED, block.attention_norm)
+            if attention and block.cross is not None and block.cross_norm is not None:
+                yield from self.cross(block.cross, Buffer.STREAM)
+                yield from self.normed_sum(block.cross.output, Buffer.ATTENDED, block.cross_norm)
+            if ffn:
+                yield from self.ffn(block.ffn, Buffer.STREAM)
+                yield from self.normed_sum(block.ffn.down, Buffer.GATED, block.ffn_norm)
+            return
         if kind is PostNormBlock:
             if attention:
                 yield from self.attention(block.attention, Buffer.STREAM)
@@ -130,6 +132,10 @@ class OperationWriter:
         factor = block.factor if isinstance(block, ScaledBlock) else 1.0
         if attention:
             yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.STREAM, Kind.LINEAR_ADD, factor)
+        if attention and block.cross is not None and block.cross_norm is not None:
+            yield self.norm(block.cross_norm, Buffer.STREAM, Buffer.NORMED)
+            yield from self.cross(block.cross, Buffer.NORMED)
+            yield self.linear(block.cross.output, Buffer.ATTENDED, Buffer.STREAM, Kind.LINEAR_ADD)
         if ffn:
             yield self.norm(block.ffn_norm, Buffer.STREAM, Buffer.NORMED)
             yield from self.ffn(block.ffn, Buffer.NORMED)
@@ -156,6 +162,27 @@ class OperationWriter:
         yield self.linear(layer, source, Buffer.NORMED)
         yield self.norm(norm, Buffer.NORMED, Buffer.NORMED)
         yield self.add(Buffer.NORMED, Buffer.STREAM)
+
+    def normed_sum(self, layer: nn.Linear, source: Buffer, norm: nn.Module) -> Iterator[Operation]:
+        """A sub-layer's last matrix, whose output is added to the stream, which is normed."""
+        yield self.linear(layer, source, Buffer.STREAM, Kind.LINEAR_ADD)
+        yield self.norm(norm, Buffer.STREAM, Buffer.STREAM)
+
+    def cross(self, cross: CrossAttention, source: Buffer) -> Iterator[Operation]:
+        """From the input of the attention to an encoder's states to ATTENDED."""
+        if self.interleaved:
+            raise UnsupportedError("cross-attention in a decoder of interleaved heads")
+        yield self.linear(cross.query, source, Buffer.HEADS)
+        yield Operation(kind=Kind.ATTEND_SOURCE, source=Buffer.HEADS, target=Buffer.ATTENDED, factor=cross.factor)
+
+    def relative(self, positions: RelativePositions | None) -> dict[str, object]:
+        """The fields of Model for what is added to the scores."""
+        if positions is None:
+            return {}
+        buckets = positions.buckets_by_distance()
+        self.refs.append(buckets)
+        weight = self.point(positions.weight)
+        return dict(relative=weight, buckets=buckets.data_ptr(), num_distances=len(buckets))
 
     def attention(self, attention: Attention, source: Buffer) -> Iterator[Operation]:
         """From the block's input to ATTENDED."""
@@ -250,17 +277,22 @@ class OperationWriter:
         if isinstance(layer, PackedLayer) and layer.layout != panel_layout(self.dtype, layer.FORMAT, isa=layer.isa):
             raise UnsupportedError(f"a packed matrix in a model of {self.dtype} that was packed for another precision")
 
-    def head(self, layer: nn.Linear | nn.Embedding, source: Buffer, target: Buffer) -> Operation:
-        """An LM head, with a matrix of its own or tied to an embedding."""
+    def head(
+        self, layer: nn.Linear | nn.Embedding, source: Buffer, target: Buffer, bias: Tensor | None = None
+    ) -> Operation:
+        """An LM head, with a matrix of its own or tied to an embedding, and a ``bias`` of the logits."""
         if isinstance(layer, nn.Linear):
-            return self.linear(layer, source, target)
-        inner, outer = layer.embedding_dim, layer.num_embeddings
-        product = Operation(kind=Kind.LINEAR, source=source, target=target, inner=inner, outer=outer)
-        if isinstance(layer, PackedEmbedding):
-            self.check_layout(layer)
-            product.variant, product.weight = WeightFormat.PACKED, self.point(layer.panels)
+            product = self.linear(layer, source, target)
         else:
-            product.weight = self.point(layer.weight)
+            inner, outer = layer.embedding_dim, layer.num_embeddings
+            product = Operation(kind=Kind.LINEAR, source=source, target=target, inner=inner, outer=outer)
+            if isinstance(layer, PackedEmbedding):
+                self.check_layout(layer)
+                product.variant, product.weight = WeightFormat.PACKED, self.point(layer.panels)
+            else:
+                product.weight = self.point(layer.weight)
+        if bias is not None:
+            product.bias = self.point(bias)
         return product
 
     def table(self, embedding: nn.Embedding) -> tuple[int, int]:

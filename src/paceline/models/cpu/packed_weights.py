@@ -3,7 +3,9 @@
 N outputs, K inputs. The loaded library says which formats it reads in which panels (src/gemm/packing.h).
 """
 
+import ctypes
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.kernels.cpu.instruction_set import current_set, load_kernel
-from paceline.kernels.cpu.structs import WeightFormat
+from paceline.kernels.cpu.structs import Kind, Operation, WeightFormat
 from paceline.models.loading import dtype_name
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.quantization import INT4_PER_WORD, Int4Linear, Int8Linear
@@ -80,6 +82,11 @@ class PackedLinear(PackedLayer, nn.Linear):  # type: ignore[misc]
     def __init__(self, layer: nn.Linear, layout: PanelLayout) -> None:
         PackedLayer.__init__(self, layer, layout)
         self.in_features, self.out_features = layer.in_features, layer.out_features
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The product with ``input`` [..., K], of the model's precision, by the kernel."""
+        rows = input.reshape(-1, self.in_features).contiguous()
+        return gemm_with_layer(self, input.dtype)(rows).unflatten(0, input.shape[:-1])
 
 
 class PackedInt8Linear(PackedLinear, Int8Linear):  # type: ignore[misc]
@@ -214,3 +221,54 @@ def _units_of_panels(matrix: Tensor, width: int, unit: int) -> list[Tensor]:
     """The same of a packed matrix: [panels, units, rows]."""
     pieces = _units_of_rows(matrix, width, unit)
     return [piece.reshape(piece.shape[0], piece.shape[2], piece.shape[1]) for piece in pieces]
+
+
+def set_weight(product: Operation, layer: nn.Linear | nn.Embedding, point: Callable[..., int]) -> None:
+    """Set the weight format of ``layer`` and, by ``point``, the pointers to its weight and scales."""
+    packed = isinstance(layer, PackedLinear | PackedEmbedding)
+    matrix = layer.get_parameter("panels") if packed else layer.weight
+    product.count = matrix.stride(0)
+    if isinstance(layer, Int8Linear):
+        product.variant = WeightFormat.PACKED_INT8 if packed else WeightFormat.INT8
+        product.weight, product.scales = point(matrix, torch.int8), point(layer.scale, torch.float32)
+    elif isinstance(layer, Int4Linear):
+        product.variant = WeightFormat.PACKED_INT4 if packed else WeightFormat.INT4
+        scales = layer.get_parameter("scale_panels") if packed else layer.scale
+        product.weight, product.scales = point(matrix, torch.uint8), point(scales, torch.bfloat16)
+    else:
+        product.variant = WeightFormat.PACKED if packed else WeightFormat.FLOATS
+        product.weight = point(matrix)
+
+
+def gemm_with_layer(layer: nn.Linear | nn.Embedding, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """The same with the weight of ``layer`` as stored, quantized or not, its bias, and rows of ``dtype``.
+
+    An embedding table is that of the LM head which is tied to it.
+
+    Raises KernelError if the kernel cannot be built.
+    """
+    run = getattr(load_kernel(packed_set(layer) or current_set()), f"paceline_linear_{dtype_name(dtype)}")
+    run.restype = None
+    if isinstance(layer, nn.Embedding):
+        inner, outer = layer.embedding_dim, layer.num_embeddings
+    else:
+        inner, outer = layer.in_features, layer.out_features
+    operation = Operation(kind=Kind.LINEAR, inner=inner, outer=outer)
+    refs: list[object] = [layer]  # what the operation points into
+
+    def point(tensor: Tensor, _: torch.dtype | None = None) -> int:
+        refs.append(tensor)
+        return tensor.data_ptr()
+
+    set_weight(operation, layer, point)
+    if isinstance(layer, nn.Linear) and layer.bias is not None:
+        operation.bias = point(layer.bias)
+
+    def multiply(x: Tensor) -> Tensor:
+        assert refs and x.is_contiguous() and x.dtype == dtype
+        y = torch.empty(x.shape[0], outer, dtype=dtype)
+        pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, y))
+        run(ctypes.byref(operation), *pointers, *map(ctypes.c_int64, (x.shape[0], torch.get_num_threads())))
+        return y
+
+    return multiply

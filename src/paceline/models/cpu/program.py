@@ -30,8 +30,8 @@ def compile_program(lm: DecoderLM, skipped: SkippedSublayers | None = None) -> P
     """
     if lm.dtype not in DTYPES or lm.device.type != "cpu":
         raise UnsupportedError(f"{lm.dtype} on {lm.device}")
-    if lm.config.cross is not None or lm.config.relative is not None or lm.logits_bias is not None:
-        raise UnsupportedError("a decoder with cross-attention, relative positions or a bias of its logits")
+    if lm.logits_bias is not None and lm.logits_divisor != 1.0:
+        raise UnsupportedError("a divisor and a bias of the logits")
     writer = OperationWriter(lm)
     starts, operations = [0], []
     for layer, block in enumerate(lm.blocks):
@@ -66,10 +66,11 @@ def compile_program(lm: DecoderLM, skipped: SkippedSublayers | None = None) -> P
         divisor=lm.logits_divisor,
         embedding=embedding,
         position=None if lm.position is None else writer.point(lm.position.weight),
+        **writer.relative(lm.relative),
         operations=array,
         layers=layers,
         norm=writer.norm(lm.norm, Buffer.STREAM, Buffer.NORMED),
-        head=writer.head(lm.embed if lm.head is None else lm.head, Buffer.NORMED, Buffer.STREAM),
+        head=writer.head(lm.embed if lm.head is None else lm.head, Buffer.NORMED, Buffer.STREAM, lm.logits_bias),
     )
     return Program(model, (array, layers, *writer.refs))
 

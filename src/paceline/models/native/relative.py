@@ -36,7 +36,6 @@ class RelativePositions(nn.Module):
         wide = (distance.clamp(min=1).float() / exact).log() / math.log(most / exact) * (count - exact)
         return after + torch.where(distance < exact, distance, (exact + wide.long()).clamp(max=count - 1))
 
-    def by_distance(self) -> Tensor:
-        """What is added [H, max_distance + 1] at each distance of a key before its query; further ones as the last."""
-        distance = torch.arange(self.config.max_distance + 1, device=self.weight.device)
-        return self.weight[self.buckets(distance)].T
+    def buckets_by_distance(self) -> Tensor:
+        """The bucket [max_distance + 1] int64 of each distance of a key before its query; further ones as the last."""
+        return self.buckets(torch.arange(self.config.max_distance + 1, device=self.weight.device))

@@ -20,7 +20,7 @@ from paceline.kernels.cpu.noise import KernelNoise
 from paceline.kernels.cpu.ops import CpuOps
 from paceline.models.cpu import packed_weights
 from paceline.models.cpu.decoder import CpuDecoder
-from paceline.models.cpu.gemm import gemm_with_layer
+from paceline.models.cpu.packed_weights import gemm_with_layer
 from paceline.models.loading import dtype_name
 from paceline.models.native.quantization import SCHEMES
 from tests.kernels.cpu import test_batch, test_fused_drafting, test_logprobs, test_processing, test_sampling

@@ -40,13 +40,17 @@ class Attention {
           vectors_((size_ + KEYS - 1) / KEYS),
           group_(model.num_heads / model.num_kv_heads) {}
 
-    // Attention of count nodes of one row, for key-value heads begin to end (exclusive).
-    void operator()(int layer, int begin, int end, const Node *nodes, int count, const T *heads, long heads_step,
-                    T *out, long out_step) {
+    // Attention of count nodes of one row, for key-value heads begin to end (exclusive): to their own sequence, or to the
+    // row's source.
+    void operator()(const Operation &op, int layer, int begin, int end, const Node *nodes, int count, const T *heads,
+                    long heads_step, T *out, long out_step) {
         const int row = nodes[0].row, most = std::max(1, QUERY_BLOCK / group_);
-        slots_ = kv_slots<T>(model_, call_, layer, row, 0);
-        length_ = call_.length[row];
-        shared_ = call_.chain ? length_ + call_.start + nodes[count - 1].node + 1 : length_;
+        source_ = op.kind == ATTEND_SOURCE;
+        chain_ = source_ || call_.chain;
+        scale_ = source_ ? model_.scale * op.factor : model_.scale;
+        slots_ = source_ ? source_slots<T>(call_, layer, row) : kv_slots<T>(model_, call_, layer, row, 0);
+        length_ = source_ ? source_length(call_, row) : call_.length[row];
+        shared_ = call_.chain && !source_ ? length_ + call_.start + nodes[count - 1].node + 1 : length_;
         packed_all_ = count > most;
         const long scores = std::min(most, count) * group_ * (shared_ + count + 4l * LINE);
         const int step = packed_all_ ? 1 : std::max(1l, MAX_SCORES / scores);
@@ -72,7 +76,10 @@ class Attention {
     const Call &call_;
     const int size_, padded_, words_, vectors_, group_;
     KVSlots<T> slots_{};
-    int length_ = 0;                // committed slots, visible to all nodes of the row
+    bool source_ = false;           // to the row's source, all of which every node sees
+    bool chain_ = false;            // nodes see consecutive positions
+    Acc<T> scale_ = 1;              // of the scores
+    int length_ = 0;                // committed slots, or states of the source, visible to all nodes of the row
     int shared_ = 0;                // consecutive positions that some node sees
     bool packed_all_ = false;       // K and V of all shared positions are transposed up front
     int head_ = 0, num_heads_ = 0;  // processed together
@@ -97,7 +104,7 @@ class Attention {
     int num_nodes() const { return num_visible_.size(); }
 
     // Consecutive positions that some query of a head before end attends to.
-    int visible_end(int end) const { return call_.chain ? num_visible_[(end - 1) / group_] : length_; }
+    int visible_end(int end) const { return chain_ ? num_visible_[(end - 1) / group_] : length_; }
 
     static Packed *ensure_size(std::vector<Packed> &score_buffer, long size) {
         if ((long)score_buffer.size() < size) score_buffer.resize(size);
@@ -171,7 +178,8 @@ class Attention {
     // Number of positions a node sees beyond the committed ones; lists them if they are not consecutive.
     int collect_path(Node node) {
         const int last = call_.start + node.node, before = paths_.size();
-        if (call_.chain) return last + 1;
+        if (source_) return 0;
+        if (chain_) return last + 1;
         const uint8_t *mine = call_.ancestors + node.row * call_.ancestors_row_step + node.node * call_.ancestors_step;
         for (int j = 0; j < call_.start + call_.nodes; j++)  // later nodes too, in blocks that see all of themselves
             if (mine[j]) paths_.push_back(length_ + j);
@@ -206,7 +214,7 @@ class Attention {
             for (int h = 0; h < num_heads_; h++)
                 score_head(transpose_key_tile(h, first, longest, ensure_size(keys_, KV_TILE / KEYS * words_)), h, first,
                            KV_TILE);
-        if (call_.chain) return;
+        if (chain_) return;
         for (int h = 0; h < num_heads_; h++)
             for (int node = 0; node < num_nodes(); node++) score_ancestors(h, node);
     }
@@ -223,12 +231,27 @@ class Attention {
         }
     }
 
+    // Adds what the distances of the positions that a query sees give, its own being the last.
+    void add_relative(int m, int places) {
+        const T *bias = (const T *)model_.relative + (head_ + m / num_) * group_ + m % group_;
+        const int64_t last = model_.num_distances - 1;
+        const auto at = [&](int64_t distance) {
+            return Acc<T>(widen(bias[model_.buckets[distance] * model_.num_heads])) / scale_;
+        };
+        Acc<T> *scores = &scores_[m * ld_];
+        const int far = std::max<int64_t>(places - last, 0);  // positions that are at least as far as the last distance
+        const Acc<T> furthest = at(last);
+        for (int i = 0; i < far; i++) scores[i] += furthest;
+        for (int i = far; i < places; i++) scores[i] += at(places - 1 - i);
+    }
+
     void softmax_all() {
         for (int m = 0; m < num_ * num_heads_; m++) {
             const int places = num_visible_[m % num_ / group_];
-            const int end = call_.chain ? visible_end(std::min(num_, m % num_ + Tiles<T>::MAX_VALUE_ROWS))
+            const int end = chain_ ? visible_end(std::min(num_, m % num_ + Tiles<T>::MAX_VALUE_ROWS))
                                         : 0;  // of every tile that contains m
-            totals_[m] = Tiles<T>::softmax(&scores_[m * ld_], places, std::max(places, end), model_.scale);
+            if (model_.relative && !source_) add_relative(m, places);
+            totals_[m] = Tiles<T>::softmax(&scores_[m * ld_], places, std::max(places, end), scale_);
         }
     }
 
@@ -253,7 +276,7 @@ class Attention {
     }
 
     void accumulate_prefix() {
-        auto steps = [&](int end) { return call_.chain ? (visible_end(end) + STEP - 1) / STEP : length_ / STEP; };
+        auto steps = [&](int end) { return chain_ ? (visible_end(end) + STEP - 1) / STEP : length_ / STEP; };
         const int longest = visible_end(num_), end = STEP * steps(num_);
         if (packed_all_) accumulate_tiles(values_.data(), 0, 0, 0, num_, steps);
         for (int first = 0; first < end && !packed_all_; first += KV_TILE)
@@ -261,7 +284,7 @@ class Attention {
                 accumulate_tiles(
                     pack_value_tile(h, first, longest, ensure_size(values_, KV_TILE / STEP * vectors_)), first / STEP,
                     h, 0, num_, [&](int last) { return std::min(KV_TILE / STEP, steps(last) - first / STEP); });
-        if (call_.chain) return;
+        if (chain_) return;
         for (int h = 0; h < num_heads_; h++)
             for (int node = 0; node < num_nodes(); node++) accumulate_ancestors(h, node);
     }

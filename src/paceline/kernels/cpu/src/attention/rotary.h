@@ -25,6 +25,18 @@ inline KVSlots<T> kv_slots(const Model &model, const Call &call, int layer, int 
     return {(T *)call.keys + at, (T *)call.values + at, call.slot_step};
 }
 
+template <class T>
+inline KVSlots<T> source_slots(const Call &call, int layer, int row) {
+    const long stored = call.row_index ? call.row_index[row] : row;
+    const long at = layer * call.source_layer_step + stored * call.source_row_step;
+    return {(T *)call.source_keys + at, (T *)call.source_values + at, call.source_slot_step};
+}
+
+// How many states a row's source has; a row without any, which nobody reads, sees one.
+inline int source_length(const Call &call, int row) {
+    return std::max<int64_t>(call.source_length[call.row_index ? call.row_index[row] : row], 1);
+}
+
 // Rotary embedding of x at one position, in the half-split layout; elements from rotary_dim on are copied.
 template <class T>
 inline void rotate(const T *x, T *y, const Acc<T> *cos, const Acc<T> *sin, int rotary_dim, int size, bool wide) {

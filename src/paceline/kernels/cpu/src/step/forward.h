@@ -237,7 +237,8 @@ class Forward {
                         activate(op, buffer(op.source, row_of(op.source, first, i)),
                                  buffer(op.target, row_of(op.target, first, i)), begin, end);
                 });
-            case ATTEND: return attend(layer, nodes, size, attention, worker);
+            case ATTEND:
+            case ATTEND_SOURCE: return attend(op, layer, nodes, size, attention, worker);
             default: {
                 const T *x = buffer(op.source, row_of(op.source, first, 0));
                 T *y = buffer(op.target, row_of(op.target, first, 0));
@@ -246,7 +247,7 @@ class Forward {
         }
     }
 
-    void attend(int layer, const Node *nodes, int size, Attention<T> &attention, Worker &worker) {
+    void attend(const Operation &op, int layer, const Node *nodes, int size, Attention<T> &attention, Worker &worker) {
         const int most = Attention<T>::nodes_per_task(model_, size, call_.threads);
         static thread_local std::vector<int> tasks;  // where those of one row begin, and the end
         tasks.assign(1, 0);
@@ -258,7 +259,7 @@ class Forward {
             for (int i = begin, next; i < end; i = next) {
                 const int task = i / heads, head = i % heads, from = tasks[task];
                 next = std::min(end, i - head + heads);
-                attention(layer, head, head + next - i, nodes + from, tasks[task + 1] - from, buffer(HEADS, from),
+                attention(op, layer, head, head + next - i, nodes + from, tasks[task + 1] - from, buffer(HEADS, from),
                           step(HEADS), buffer(ATTENDED, from), step(ATTENDED));
             }
         });

@@ -6,7 +6,7 @@
 
 namespace paceline {
 
-enum Kind : int64_t { NORM, LINEAR, LINEAR_ADD, GATE, ACTIVATE, ADD, ROTATE, ATTEND };
+enum Kind : int64_t { NORM, LINEAR, LINEAR_ADD, GATE, ACTIVATE, ADD, ROTATE, ATTEND, ATTEND_SOURCE };
 enum NormVariant : int64_t { RMS, RMS_LATE, RMS_OFFSET, LAYER, COPY };
 enum WeightFormat : int64_t { FLOATS, INT8, INT4, PACKED, PACKED_INT8, PACKED_INT4 };
 enum Activation : int64_t { SILU, GELU, GELU_TANH, RELU };
@@ -19,7 +19,7 @@ struct Operation {
     int64_t source, target;  // buffers
     int64_t inner, outer;    // inputs and outputs per row, or per head; outer of a norm: offset of the first output
     int64_t count, offset;   // heads of a norm; offset of the first input in a row, of norms and additions
-    double eps, factor;      // factor of what is added, or of a norm's output; 1: none
+    double eps, factor;      // factor of what is added, of a norm's output, or of a source's scores; 1: none
     const void *weight, *bias, *scales;  // of quantized weights: count bytes from row to row
 };
 
@@ -35,6 +35,9 @@ struct Model {
     double embedding_factor;  // 1: none
     double divisor;           // of the logits; 1: none
     const void *embedding, *position;
+    const void *relative;    // [buckets, num_heads] added to the scores; null: nothing
+    const int64_t *buckets;  // of each distance below num_distances; further ones are in the last one's
+    int64_t num_distances;
     const Operation *operations;
     const int64_t *layers;  // index of each layer's first operation, and the end
     Operation norm, head;
@@ -67,6 +70,9 @@ struct Call {
     const int64_t *length, *row_index;  // row_index may be null: row b is stored in row b
     void *keys, *values;
     int64_t layer_step, row_step, slot_step, capacity;
+    const void *source_keys, *source_values;  // of an encoder's states; null: no encoder
+    int64_t source_layer_step, source_row_step, source_slot_step;
+    const int64_t *source_length;
     const void *cos, *sin;  // [table, rotary_dim]
     int64_t table, rotary_dim;
     const int64_t *layers;
