@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.kernels.cpu.structs import Activation, Buffer, Kind, NormVariant, Operation, WeightFormat
-from paceline.models.cpu.packed_weights import PackedEmbedding, PackedLayer, panel_layout, set_weight
+from paceline.models.cpu.packed_weights import PackedEmbedding, PackedLayer, set_weight
 from paceline.models.native.blocks import (
     Attention,
     Block,
@@ -40,6 +40,7 @@ NORMS: dict[type[nn.Module], NormVariant] = {
     BiasedRMSNorm: NormVariant.RMS,
     nn.LayerNorm: NormVariant.LAYER,
 }
+BLOCKS = (Block, ScaledBlock, PostNormBlock, ParallelBlock, NormOfSumBlock)
 ACTIVATIONS: dict[Callable[[Tensor], Tensor], Activation] = {
     F.silu: Activation.SILU,
     F.gelu: Activation.GELU,
@@ -88,9 +89,7 @@ class OperationWriter:
                 raise UnsupportedError("a PairBlock without one of its parts")
             yield from self.pair_block(block)
             return
-        if kind not in (Block, ScaledBlock, PostNormBlock, ParallelBlock, NormOfSumBlock) or not isinstance(
-            block, Block
-        ):
+        if kind not in BLOCKS or not isinstance(block, Block):
             raise UnsupportedError(f"a {kind.__name__}")
         if block.cross is not None and kind not in (Block, NormOfSumBlock):
             raise UnsupportedError(f"a {kind.__name__} with cross-attention")
@@ -274,7 +273,7 @@ class OperationWriter:
 
     def check_layout(self, layer: nn.Module) -> None:
         """Raise UnsupportedError if ``layer`` was packed for a model of another precision."""
-        if isinstance(layer, PackedLayer) and layer.layout != panel_layout(self.dtype, layer.FORMAT, isa=layer.isa):
+        if isinstance(layer, PackedLayer) and not layer.fits(self.dtype):
             raise UnsupportedError(f"a packed matrix in a model of {self.dtype} that was packed for another precision")
 
     def head(

@@ -58,6 +58,18 @@ class PackedLayer(nn.Module):
         panels = self.get_parameter(self.PACKED_PARAMETERS[name])
         return unpack_matrix(panels, self.layout.width, self.unit_of(name))
 
+    def fits(self, dtype: torch.dtype) -> bool:
+        """Whether kernels of ``dtype`` read it, which may have been packed for another precision, or converted."""
+        wanted = {
+            WeightFormat.PACKED: {"panels": dtype},
+            WeightFormat.PACKED_INT8: {"panels": torch.int8, "scale": torch.float32},
+            WeightFormat.PACKED_INT4: {"panels": torch.uint8, "scale_panels": torch.bfloat16},
+        }[self.FORMAT]
+        held = {name: parameter.dtype for name, parameter in self.named_parameters(recurse=False)}
+        if held.pop("bias", dtype) != dtype or held != wanted:
+            return False
+        return self.layout == panel_layout(dtype, self.FORMAT, isa=self.isa)
+
     def unit_of(self, name: str) -> int:
         """Adjacent elements of a row that stay together in the panels of the tensor called ``name``."""
         return self.layout.unit if name == "weight" else 1
@@ -84,7 +96,11 @@ class PackedLinear(PackedLayer, nn.Linear):  # type: ignore[misc]
         self.in_features, self.out_features = layer.in_features, layer.out_features
 
     def forward(self, input: Tensor) -> Tensor:
-        """The product with ``input`` [..., K], of the model's precision, by the kernel."""
+        """The product with ``input`` [..., K]: by the kernel in the precision that the matrix was packed for, and by
+        torch where there is a gradient.
+        """
+        if not self.fits(input.dtype) or (input.requires_grad and torch.is_grad_enabled()):
+            return super().forward(input)
         rows = input.reshape(-1, self.in_features).contiguous()
         return gemm_with_layer(self, input.dtype)(rows).unflatten(0, input.shape[:-1])
 

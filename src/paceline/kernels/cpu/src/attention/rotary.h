@@ -34,7 +34,8 @@ inline KVSlots<T> source_slots(const Call &call, int layer, int row) {
 
 // How many states a row's source has; a row without any, which nobody reads, sees one.
 inline int source_length(const Call &call, int row) {
-    return std::max<int64_t>(call.source_length[call.row_index ? call.row_index[row] : row], 1);
+    const int64_t stored = call.row_index ? call.row_index[row] : row;
+    return std::max<int64_t>(call.source_length[stored], 1);
 }
 
 // Rotary embedding of x at one position, in the half-split layout; elements from rotary_dim on are copied.
