@@ -31,15 +31,20 @@ class InputAttention(WithoutSource):
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """``query`` [B, X, G * K, E], ``key`` and ``value`` [B, X, K, E] to [B, X, G * K, E]."""
-        dtype, mask = query.dtype, self.mask
-        # On CPUs the short formats are slower than float32, which the scores are summed in anyway.
-        wide = torch.float32 if query.device.type == "cpu" and dtype.itemsize < 4 else dtype
+        dtype, mask, wide = query.dtype, self.mask, _dtype_of_sums(query)
         query, key, value = (states.transpose(1, 2).to(wide) for states in (query, key, value))
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.to(wide)
         grouped = query.shape[1] != key.shape[1]
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
         return out.transpose(1, 2).to(dtype)
+
+
+def _dtype_of_sums(x: Tensor) -> torch.dtype:
+    """What attention and convolutions of ``x`` compute in: on CPUs the short formats are many times slower than
+    float32, which they are summed in anyway.
+    """
+    return torch.float32 if x.device.type == "cpu" and x.dtype.itemsize < 4 else x.dtype
 
 
 @final
@@ -76,7 +81,11 @@ class Encoder(nn.Module):
 
     def convolved(self, frames: Tensor) -> Tensor:
         """``frames`` [B, W, T] as [B, X, H]."""
-        return F.gelu(self.conv2(F.gelu(self.conv1(frames)))).transpose(1, 2)
+        x = frames.to(wide := _dtype_of_sums(frames))
+        for layer in (self.conv1, self.conv2):
+            bias = None if layer.bias is None else layer.bias.to(wide)
+            x = F.gelu(F.conv1d(x, layer.weight.to(wide), bias, layer.stride, padding=1))
+        return x.transpose(1, 2).to(frames.dtype)
 
     def num_states(self, inputs: Tensor) -> int:
         """How many states one input has, of token ids [T] or of frames [W, T]."""
