@@ -28,8 +28,6 @@ ACTIVE = {
     "encoder_no_repeat_ngram_size": (2, {}),
     "exponential_decay_length_penalty": ([5, 1.1], {}),
     "top_h": (0.4, SAMPLE),
-    "forced_bos_token_id": (5, {}),
-    "forced_eos_token_id": (5, {}),
     "watermarking_config": ({"bias": 2.5}, {}),
     "remove_invalid_values": (True, {}),
     "token_healing": (True, {}),
@@ -267,6 +265,14 @@ def test_limits_that_count_the_prompt_are_refused_without_a_prompt():
             from_generation_config(fields)
 
 
+@pytest.mark.parametrize("name", ["forced_bos_token_id", "forced_eos_token_id"])
+def test_forced_tokens_are_no_sampling_parameters(name):
+    with pytest.raises(ValueError, match=rf"{name}=4: leave it out; paceline.hf.generate takes it"):
+        from_generation_config({name: 4})
+    with pytest.raises(ValueError, match=name):
+        generation_options({name: [4, 5]})
+
+
 def test_generation_options_hold_all_other_fields():
     fields = dict(
         SAMPLE,
@@ -279,6 +285,8 @@ def test_generation_options_hold_all_other_fields():
         return_dict_in_generate=True,
         output_logits=True,
         max_time=2,
+        forced_bos_token_id=7,
+        forced_eos_token_id=[2],
         num_assistant_tokens=4,
         prompt_lookup_num_tokens=10,
         max_matching_ngram_size=3,
@@ -295,6 +303,8 @@ def test_generation_options_hold_all_other_fields():
         output_scores=False,
         output_logits=True,
         max_time=2.0,
+        forced_bos=7,
+        forced_eos=2,
         num_assistant_tokens=4,
         prompt_lookup_num_tokens=10,
         max_matching_ngram_size=3,

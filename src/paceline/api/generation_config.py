@@ -38,6 +38,7 @@ class GenerationOptions:
     - ``return_dict``: whether to return an object instead of token ids; ``output_scores`` and ``output_logits``:
       whether it holds them.
     - ``max_time``: seconds, after which rows end.
+    - ``forced_bos``, ``forced_eos``: the token after a prompt of one token, and the last one of a whole length.
     - ``num_assistant_tokens``, ``prompt_lookup_num_tokens``, ``max_matching_ngram_size``: draft length and n-gram size.
     """
 
@@ -51,6 +52,8 @@ class GenerationOptions:
     output_scores: bool
     output_logits: bool
     max_time: float | None
+    forced_bos: int | None
+    forced_eos: int | None
     num_assistant_tokens: int | None
     prompt_lookup_num_tokens: int | None
     max_matching_ngram_size: int | None
@@ -87,12 +90,15 @@ def from_generation_config(config: GenerationConfigLike) -> SamplingParams:
     Its end-of-text tokens replace the model's own, as ``stop_token_ids`` with ``ignore_eos``. Fields on drafting,
     padding and the type of the result are left out.
 
-    Raises ValueError as ``generation_options`` does, for ``max_time``, which is no sampling parameter, and for
+    Raises ValueError as ``generation_options`` does, for ``max_time`` and forced tokens, which are none, and for
     ``max_length`` and ``min_length`` without ``max_new_tokens`` and ``min_new_tokens``: these depend on the prompt.
     """
     options = generation_options(config)
     if options.max_time is not None:
         raise ValueError(f"max_time={options.max_time}: leave it out, and close the stream of paceline.stream in time")
+    for name, token in (("forced_bos_token_id", options.forced_bos), ("forced_eos_token_id", options.forced_eos)):
+        if token is not None:
+            raise ValueError(f"{name}={token}: leave it out; paceline.hf.generate takes it")
     for name, length in (("max", options.max_length), ("min", options.min_length)):
         if length is not None:
             raise ValueError(
@@ -136,10 +142,20 @@ def generation_options(config: GenerationConfigLike) -> GenerationOptions:
         output_scores=returns_dict and _flag(fields, "output_scores"),
         output_logits=returns_dict and _flag(fields, "output_logits"),
         max_time=None if fields.get("max_time") is None else values.real("max_time", fields["max_time"]),
+        forced_bos=_forced("forced_bos_token_id", fields),
+        forced_eos=_forced("forced_eos_token_id", fields),
         num_assistant_tokens=_count(fields, "num_assistant_tokens", 1),
         prompt_lookup_num_tokens=_count(fields, "prompt_lookup_num_tokens", 1),
         max_matching_ngram_size=_count(fields, "max_matching_ngram_size", 1),
     )
+
+
+def _forced(name: str, fields: Values) -> int | None:
+    """A token that must be at one place. Raises ValueError for several of which one must be."""
+    value = fields.get(name)
+    if isinstance(value, Sequence) and len(value) == 1:
+        value = value[0]
+    return values.integer(name, value, optional=True)
 
 
 def _read(config: GenerationConfigLike) -> Values:

@@ -34,6 +34,7 @@ from paceline.hf.inputs import merge, read_inputs, read_negatives
 from paceline.hf.job import Job, by_step, prepare
 from paceline.hf.prepared import is_prepared, read_prepared
 from paceline.hf.processors import Processors
+from paceline.hf.sources import read_sources, refuse_with_sources, take
 from paceline.models.from_transformers import TransformersModel, is_transformers_model
 from paceline.text.tokenizer import Tokenizer
 
@@ -76,9 +77,12 @@ def generate(
     The padded prompts come first in it; rows that stop early are filled up with the padding token. Greedy tokens
     equal those of transformers. Sampled tokens have the same distribution, with a seed from torch's global generator.
 
-    - ``model``: a loaded causal LM, used without a second copy of its weights.
+    - ``model``: a loaded causal LM or encoder-decoder, used without a second copy of its weights.
     - ``input_ids`` or ``inputs``: [B, T], padded on the left where the option ``attention_mask`` is 0; None: the
       model's beginning-of-text token. Without a mask padding is inferred as transformers does.
+    - of an encoder-decoder: what the encoder reads, padded on the right, or ``encoder_outputs`` in its place;
+      ``decoder_input_ids`` [B, t] begin the output (None: ``decoder_start_token_id``), and come first in what is
+      returned. Without a mask it reads every token.
     - ``negative_prompt_ids``: [B, t], negative prompts for ``guidance_scale``; None: the prompts' last tokens.
     - ``assistant_model``: the drafter: a model, its directory, or a Drafter. ``num_assistant_tokens`` ("auto") is
       the draft length. Or ``prompt_lookup_num_tokens``: n-gram lookup in the tokens so far. With neither, decoding is
@@ -105,6 +109,14 @@ def generate(
     if inputs is not None and input_ids is not None:
         raise ValueError("inputs and input_ids are the same argument: give one of them")
     own, given = _fields(checked(model).generation_config), _fields(generation_config)
+    encodes = bool(model.config.is_encoder_decoder)
+    of_source = take(options) if encodes else {}
+    if encodes:
+        refuse_with_sources(
+            custom_generate=is_prepared(generation_config),
+            negative_prompt_ids=negative_prompt_ids is not None,
+            negative_prompt_attention_mask=negative_prompt_attention_mask is not None,
+        )
     if is_prepared(generation_config) and isinstance(input_ids, Tensor):
         prepared = read_prepared(model, input_ids, attention_mask, generation_config, logits_processor, options)
         own, given, options = {}, prepared.values, prepared.options
@@ -123,9 +135,13 @@ def generate(
     target = load_cached(model)
     if assistant_tokenizer is not None:
         target = with_tokenizer(target, tokenizer)
-    prompts = read_inputs(
-        inputs if input_ids is None else input_ids, attention_mask, values=values, vocab_size=target.lm.vocab_size
-    )
+    ids, contexts = inputs if input_ids is None else input_ids, None
+    if encodes:
+        refuse_with_sources(guidance_scale=settings.params.guidance_scale != 1)
+        sources = read_sources(ids, attention_mask, of_source, values=values, target=target)
+        prompts, contexts = sources.prompts, sources.contexts
+    else:
+        prompts = read_inputs(ids, attention_mask, values=values, vocab_size=target.lm.vocab_size)
     negatives = read_negatives(
         negative_prompt_ids,
         negative_prompt_attention_mask,
@@ -133,7 +149,7 @@ def generate(
         values=values,
         vocab_size=target.lm.vocab_size,
     )
-    job = prepare(prompts, negatives, settings, criteria, processors, values, target)
+    job = prepare(prompts, negatives, settings, criteria, processors, values, target, contexts)
     if streamer is not None and len(job.prompts) > 1:
         raise ValueError(f"streamer with {len(job.prompts)} rows: give one prompt and num_return_sequences=1")
     engine = engine_for(
@@ -241,6 +257,8 @@ def _run(engine: Engine, job: Job, streamer: BaseStreamer | None) -> list[Result
         if result.error is not None:
             raise RuntimeError(f"row {row}: {result.error}")
     if streamer is not None:
+        for token in job.forced(results[0]):
+            streamer.put(torch.tensor([token]))
         streamer.end()
     return results
 
@@ -248,10 +266,10 @@ def _run(engine: Engine, job: Job, streamer: BaseStreamer | None) -> list[Result
 def checked(model: object) -> TransformersModel:
     """``model`` if its weights can be used. Raises ValueError otherwise."""
     if is_transformers_model(model):
-        if model.config.is_encoder_decoder:
+        if model.config.is_encoder_decoder and model.main_input_name != "input_ids":
             raise ValueError(
-                f"{type(model).__name__} is an encoder-decoder, which the drop-in does not serve: give it to "
-                "paceline.generate"
+                f"{type(model).__name__} reads {model.main_input_name}, and the drop-in serves models that read "
+                "tokens: use paceline.transcribe, or paceline.generate"
             )
         placement(model)
         return model

@@ -17,7 +17,7 @@ from paceline.api.values import TokenLists
 _TOKENS = "prompts are token ids"
 _POSITIONS = "set by attention_mask"
 _CACHE = "the cache is Paceline's own"
-_DECODERS = "decoder-only models alone"
+_SOURCES = "encoder-decoders alone"
 
 # Arguments of transformers' ``generate`` that are no fields of a GenerationConfig.
 ARGUMENTS: dict[str, Refusal] = {
@@ -26,9 +26,9 @@ ARGUMENTS: dict[str, Refusal] = {
     "token_type_ids": Refusal(reason=_TOKENS),
     "past_key_values": Refusal(reason=_CACHE),
     "cache_position": Refusal(reason=_CACHE),
-    "encoder_outputs": Refusal(reason=_DECODERS),
-    "decoder_input_ids": Refusal(reason=_DECODERS),
-    "decoder_attention_mask": Refusal(reason=_DECODERS),
+    "encoder_outputs": Refusal(reason=_SOURCES),
+    "decoder_input_ids": Refusal(reason=_SOURCES),
+    "decoder_attention_mask": Refusal(reason=_SOURCES),
     "custom_generate": Refusal(reason="the loop is Paceline's own"),
     "synced_gpus": Refusal(reason="decoding runs in one process", neutral=(False,)),
     "trust_remote_code": Refusal(reason="the model is already loaded", neutral=(False,)),
@@ -135,11 +135,11 @@ def read_inputs(input_ids: object, attention_mask: object, *, values: Values, vo
         if values.get("bos_token_id") is None:
             raise ValueError("no input_ids, and the model has no bos_token_id to begin with: give input_ids")
         input_ids = [[values["bos_token_id"]]]
-    padded = _integers("input_ids", input_ids)
+    padded = integers("input_ids", input_ids)
     if attention_mask is None:
         mask = _inferred(padded, values)
     else:
-        mask = _integers("attention_mask", attention_mask) != 0
+        mask = integers("attention_mask", attention_mask) != 0
         if mask.shape != padded.shape:
             raise ValueError(
                 f"attention_mask of shape {list(mask.shape)} for input_ids of shape {list(padded.shape)}: "
@@ -175,7 +175,7 @@ def _unknown(name: str) -> str:
     return f"unknown option {name!r}" + (f", near {', '.join(near)}" if near else "") + ": leave it out"
 
 
-def _integers(name: str, given: object) -> Tensor:
+def integers(name: str, given: object) -> Tensor:
     """``given`` as int64 [B, T] on the host; a flat list is one row."""
     if isinstance(given, Mapping):
         raise ValueError(f"{name} is a mapping of {', '.join(map(str, given))}: give generate(model, **inputs)")

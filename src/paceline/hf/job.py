@@ -16,8 +16,10 @@ from paceline.api.generation_fields import Values
 from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
 from paceline.api.processors import processing
+from paceline.api.prompts import EncodedPrompt
 from paceline.api.results import Result
 from paceline.api.values import token_lists
+from paceline.core.context import Context
 from paceline.core.logprobs import TokenLogprobs
 from paceline.core.request import MAX_STOP_TOKENS
 from paceline.hf.criteria import Criteria, StoppingState
@@ -30,17 +32,19 @@ class Job:
     """N rows to decode: B prompts, each repeated for its sequences."""
 
     padded: Tensor  # int64 [N, T] on the host
-    prompts: list[list[int]]  # N, without padding
+    prompts: list[EncodedPrompt]  # N, without padding, and what an encoder reads
     params: list[SamplingParams]  # of every row
     max_tokens: int
     stopping: StoppingState
     processors: Processors
     pad: int | None
+    last: int | None  # forced_eos_token_id
 
     @property
     def longest(self) -> int:
         """Tokens of the longest prompt or negative prompt."""
-        return max(*map(len, self.prompts), *(len(params.negative_prompt or ()) for params in self.params))
+        prompts = (len(prompt.tokens) for prompt in self.prompts)
+        return max(*prompts, *(len(params.negative_prompt or ()) for params in self.params))
 
     @property
     def failure(self) -> Exception | None:
@@ -55,11 +59,16 @@ class Job:
         length = self.stopping.common_length
         if self.stopping.expired and self.pad is None:
             length = min(len(result.token_ids) for result in results)
-        rows = [result.token_ids[:length] for result in results]
+        rows = [[*result.token_ids[:length], *self.forced(result)] for result in results]
         new = torch.full((len(rows), max(map(len, rows))), self.pad or 0)
         for row, tokens in enumerate(rows):
             new[row, : len(tokens)] = torch.tensor(tokens)
         return torch.cat((self.padded, new), dim=1), [(result.logprobs or ())[:length] for result in results]
+
+    def forced(self, result: Result) -> tuple[int, ...]:
+        """What follows a result that reached its last token."""
+        whole = result.finish_reason == "length" and len(result.token_ids) == self.max_tokens
+        return () if self.last is None or not whole else (self.last,)
 
 
 def by_step(rows: Sequence[Sequence[Tensor | None]]) -> tuple[Tensor]:
@@ -76,14 +85,19 @@ def prepare(
     processors: Processors,
     values: Values,
     target: Loaded,
+    contexts: Sequence[Context] | None = None,
 ) -> Job:
-    """The rows to decode. Raises ValueError for lengths that do not fit."""
+    """The rows to decode; ``contexts`` are of the prompts, None without an encoder.
+
+    Raises ValueError for lengths that do not fit.
+    """
     context = target.lm.max_positions
     deadline = criteria.deadline
     if deadline is None and settings.max_time is not None:
         deadline = time.time() + settings.max_time
     params = _resolve_params(settings, criteria, prompts.padded.shape[1], context=context)
     processing(target, params)  # refuses ids outside the vocabulary
+    prompts, params = _force(prompts, params, settings, vocab_size=target.lm.vocab_size)
     max_tokens = params.max_tokens or 1
     for row, tokens in [*enumerate(prompts.rows), *enumerate(negatives or ())]:
         if len(tokens) + max_tokens > context:
@@ -107,7 +121,11 @@ def prepare(
         ]
     return Job(
         padded=padded,
-        prompts=[list(row) for row in prompts.rows for _ in range(count)],
+        prompts=[
+            EncodedPrompt(list(row), None if contexts is None else contexts[index])
+            for index, row in enumerate(prompts.rows)
+            for _ in range(count)
+        ],
         params=[params for params in row_params for _ in range(count)],
         max_tokens=max_tokens,
         stopping=StoppingState(
@@ -120,7 +138,32 @@ def prepare(
         ),
         processors=processors,
         pad=pad,
+        last=settings.forced_eos,
     )
+
+
+def _force(
+    prompts: Inputs, params: SamplingParams, settings: GenerationOptions, *, vocab_size: int
+) -> tuple[Inputs, SamplingParams]:
+    """Prompts with the token that is forced after them, and parameters of what is not forced."""
+    first = settings.forced_bos if prompts.padded.shape[1] == 1 else None
+    forced = {"forced_bos_token_id": first, "forced_eos_token_id": settings.forced_eos}
+    for name, token in forced.items():
+        if token is not None and not 0 <= token < vocab_size:
+            raise ValueError(f"{name}={token}: the model has {vocab_size} tokens; give one of them")
+    found = [name for name, token in forced.items() if token is not None]
+    if not found:
+        return prompts, params
+    if settings.output_scores or settings.output_logits:
+        raise ValueError(f"{found[0]} with output_scores or output_logits: leave one of them out")
+    left = (params.max_tokens or 1) - len(found)
+    if left < 1:
+        raise ValueError(f"max_new_tokens={params.max_tokens} with {' and '.join(found)}: give at least one more")
+    params = replace(params, max_tokens=left, min_tokens=min(left, max(0, params.min_tokens - (first is not None))))
+    if first is None:
+        return prompts, params
+    padded = torch.cat((prompts.padded, torch.full((len(prompts.padded), 1), first)), dim=1)
+    return Inputs(padded=padded, rows=tuple((*row, first) for row in prompts.rows)), params
 
 
 def _ban_padded_ngrams(params: SamplingParams, padded: Tensor, tokens: Sequence[int], target: Loaded) -> SamplingParams:
