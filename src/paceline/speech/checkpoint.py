@@ -54,7 +54,7 @@ class Checkpoint:
         return self.no_timestamps + 1
 
     def language_token(self, language: str) -> int:
-        """The token id of a language: its name, its code or its token. Raises CheckpointError with those that are near."""
+        """The token id of a language: its name, its code or its token. Raises CheckpointError, naming near ones."""
         from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
         word = language.lower()

@@ -107,8 +107,6 @@ def answer_of(result: Result, ask: Ask) -> Answer:
         return Answer(tokens=result.token_ids, logits=chosen[0].logits)
     logprobs = None
     if ask.scored:
-        pairs = zip(chosen, result.token_ids, strict=True)
-        logprobs = tuple(
-            token_logprob(one.scores, token, ask.temperature) for one, token in pairs if one.scores is not None
-        )
+        pairs = [(one.scores, token) for one, token in zip(chosen, result.token_ids, strict=True)]
+        logprobs = tuple(token_logprob(scores, token, ask.temperature) for scores, token in pairs if scores is not None)
     return Answer(tokens=result.token_ids, logprobs=logprobs)

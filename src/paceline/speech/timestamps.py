@@ -7,7 +7,6 @@ before temperatures. V vocabulary.
 from collections.abc import Sequence
 from typing import final
 
-import torch
 from torch import Tensor
 
 from paceline.core.constraint import Constraint, Processor

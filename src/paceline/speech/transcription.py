@@ -6,8 +6,8 @@ that wait are not read yet. A sound that fails, fails alone.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from operator import add
 from functools import reduce
+from operator import add
 from typing import Any, TypeAlias, cast, final
 
 import numpy as np
