@@ -110,7 +110,8 @@ def sound(seconds, seed=0):
 
 def tokenizer():
     """Byte-level letters, Whisper's special tokens, and timestamps of one window."""
-    letters = list(bytes_to_unicode().values())[:60]
+    known = bytes_to_unicode()
+    letters = [*list(known.values())[:59], known[ord(" ")]]
     found = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
     found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     found.decoder = decoders.ByteLevel()

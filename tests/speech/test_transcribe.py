@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import paceline
 from paceline.speech import transcribe
 from paceline.speech.statistics import compression_ratio
 from tests.speech.checkpoints import RATE, loaded, sound, whisper
@@ -85,11 +84,8 @@ def test_windows_are_conditioned_on_the_text_before(seed):
 )
 def test_prompts(how):
     whole, samples = whisper(1), sound(6.0, 1)
-    ids = torch.tensor([whole.ids["<|startofprev|>"], *(whole.ids[letter] for letter in "#$%")])
-    text = "#$%"
-    model = paceline.Transcriber(loaded(1), options=paceline.SpeechOptions(prompt=text, max_new_tokens=None, **how))
-    model._prompt = tuple(ids.tolist())  # the tokenizer of the tests has no token for the space that comes first
-    ((_, found),) = model.run([samples])
+    ids = torch.tensor(whole.tokenizer.get_prompt_ids(" A B"))
+    (found,) = transcribe(samples, model=loaded(1), prompt=" A B", max_new_tokens=None, **how)
     tokens, segments = whole.generate(samples, task="transcribe", prompt_ids=ids, **how)
     assert list(found.tokens) == tokens and tokens != whole.generate(samples, task="transcribe")[0]
     assert [(one.start, one.end) for one in found.segments] == segments
@@ -158,7 +154,7 @@ def test_a_draft_changes_no_token(drafter, batch_size):
     counts = [one.summary for one in found]
     assert sum(sum(one.drafted) for one in counts) > 0
     accepted = sum(sum(one.accepted) for one in counts) / sum(sum(one.drafted) for one in counts)
-    assert accepted > (0.0 if drafter == "another" else 0.2)
+    assert accepted > (0.0 if drafter == "another" else 0.1)
 
 
 def test_suppressed_tokens_are_not_drafted():

@@ -88,6 +88,8 @@ class Transcriber:
                         yield number, begun
                     else:
                         active.append(begun)
+                        if progress is not None:
+                            progress(number, 0.0, begun.seconds)
                 if active:
                     engine.advance()
                 for one in [one for one in active if one.stream.done]:

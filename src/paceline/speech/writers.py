@@ -54,8 +54,6 @@ def as_json(transcript: Transcript) -> str:
 
 
 WRITERS: dict[str, Callable[[Transcript], str]] = {"text": to_text, "srt": to_srt, "vtt": to_vtt, "json": as_json}
-SUFFIXES = {"text": ".txt", "srt": ".srt", "vtt": ".vtt", "json": ".json"}
-TIMED = ("srt", "vtt")  # formats that are nothing without timestamps
 
 
 def _with_text(transcript: Transcript) -> list[Segment]:
