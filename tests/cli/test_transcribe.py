@@ -31,7 +31,7 @@ def test_json_has_the_tokens_of_transformers_with_and_without_a_draft(capsys, fi
         assert code == 0
         lines = [json.loads(line) for line in said.out.splitlines()]
         assert [line["file"] for line in lines] == list(map(str, files))
-        tokens.append([sum((one["tokens"] for one in line["segments"]), []) for line in lines])
+        tokens.append([[token for one in line["segments"] for token in one["tokens"]] for line in lines])
     assert tokens[0] == tokens[1] == tokens[2]
     samples, _ = soundfile.read(files[1], dtype="float32")
     assert tokens[0][1] == whisper().generate(samples, task="transcribe")[0]
@@ -71,7 +71,7 @@ def test_a_bad_file_fails_alone(capsys, files, tmp_path):
         (["a.wav", "--overwrite"], "nothing to overwrite"),
         (["a.wav", "--task", "sing"], "known are transcribe, translate"),
         (["a.wav", "--language", "germann"], "did you mean german"),
-        (["a.wav", "--no-speech-threshold", "0.5"], "--logprob-threshold"),
+        (["a.wav", "--no-speech-threshold", "0.5"], "without logprob_threshold"),
     ],
 )
 def test_what_is_refused_is_one_line(capsys, tmp_path, monkeypatch, words, message):

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from paceline.speech import transcribe
-from paceline.speech.statistics import compression_ratio
 from tests.speech.checkpoints import RATE, loaded, sound, whisper
 
 SHORT, LONG = (0.3, 2.0), (2.1, 5.3, 8.0)
@@ -202,10 +201,3 @@ def test_progress_ends_at_the_length_of_each_sound():
         done = [one for one, _ in seen[number]]
         assert done == sorted(done) and done[-1] == seconds and {of for _, of in seen[number]} == {seconds}
     assert len(seen[1]) > 2
-
-
-def test_compression_ratios_are_transformers():
-    model = whisper().model
-    for tokens in ([1], [5, 6, 7] * 20, list(range(60))):
-        assert compression_ratio(tokens, 174) == model._retrieve_compression_ratio(torch.tensor(tokens), 174)
-        assert compression_ratio(tokens, 51865) == model._retrieve_compression_ratio(torch.tensor(tokens), 51865)

@@ -125,11 +125,12 @@ def _by_soundfile(path: Path) -> tuple[Samples, int]:
         channels, rate = soundfile.read(path, dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
         raise AudioError(f"{path}: not a sound that soundfile reads ({error.error_string}); convert it") from error
-    return _mixed(channels.T), rate
+    return _mixed(np.asarray(channels.T, np.float32)), rate
 
 
 def _by_av(path: Path) -> tuple[Samples, int]:
     import av
+    import av.error
 
     try:
         with av.open(str(path), mode="r", metadata_errors="ignore") as container:
@@ -138,7 +139,7 @@ def _by_av(path: Path) -> tuple[Samples, int]:
                 raise AudioError(f"{path}: no audio stream in it (streams: {kinds}); give a file with sound")
             rate = container.streams.audio[0].rate
             parts = list(_decoded(container))
-    except av.FFmpegError as error:
+    except av.error.FFmpegError as error:
         raise AudioError(
             f"{path}: not a sound that ffmpeg's libraries read ({error.strerror}); convert it: ffmpeg -i FILE out.wav"
         ) from error
@@ -152,7 +153,7 @@ def _decoded(container: "InputContainer") -> Iterator[Samples]:
     planes = av.AudioResampler(format="fltp")
     for frame in container.decode(audio=0):
         for part in planes.resample(frame):
-            yield _mixed(part.to_ndarray())
+            yield _mixed(np.asarray(part.to_ndarray(), np.float32))
 
 
 def _read_mapping(source: Mapping[str, object]) -> tuple[Samples, int]:

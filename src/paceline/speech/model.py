@@ -34,9 +34,8 @@ class SpeechModel:
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of ``tokens`` without timestamps and special tokens, as transformers' tokenizer decodes it."""
         assert self.loaded.tokenizer is not None
-        inner = self.loaded.tokenizer.inner
-        special, first = set(inner.all_special_ids), self.checkpoint.first_timestamp
-        text = inner.decode([token for token in tokens if token < first and token not in special])
+        # Special tokens and timestamps have the ids from end-of-text on.
+        text = self.loaded.tokenizer.inner.decode([token for token in tokens if token < self.checkpoint.eos])
         assert isinstance(text, str)
         return text
 
@@ -46,10 +45,9 @@ class SpeechModel:
             return ()
         assert self.loaded.tokenizer is not None
         tokens = self.loaded.tokenizer.encode(f" {text.strip()}", special=False)
-        inner = self.loaded.tokenizer.inner
-        found = [token for token in tokens if token in inner.all_special_ids or token >= self.checkpoint.no_timestamps]
+        found = [token for token in tokens if token >= self.checkpoint.eos]
         if found:
-            name = inner.convert_ids_to_tokens(found[0])
+            name = self.loaded.tokenizer.inner.convert_ids_to_tokens(found[0])
             raise CheckpointError(f"prompt: the special token {name} in it; give plain text")
         previous = self.checkpoint.previous
         if previous is None:
@@ -102,11 +100,11 @@ def answer_of(result: Result, ask: Ask) -> Answer:
     """What a window is told of a request that has ended. Raises WindowError for one that failed."""
     if result.error is not None:
         raise WindowError(result.error)
-    chosen = result.logprobs or ()
+    chosen, logprobs = result.logprobs, None
     if ask.probes:
+        assert chosen is not None
         return Answer(tokens=result.token_ids, logits=chosen[0].logits)
-    logprobs = None
-    if ask.scored:
+    if chosen is not None:
         pairs = [(one.scores, token) for one, token in zip(chosen, result.token_ids, strict=True)]
         logprobs = tuple(token_logprob(scores, token, ask.temperature) for scores, token in pairs if scores is not None)
     return Answer(tokens=result.token_ids, logprobs=logprobs)

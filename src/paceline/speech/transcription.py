@@ -71,8 +71,8 @@ class Transcriber:
         self.options = SpeechOptions() if options is None else options
         self._start = read_start(self.model.checkpoint, self.options)
         self._prompt = self.model.prompt(self.options.prompt)
-        self._drafter, self._verifier = drafter, verifier
-        self._num_draft_tokens, self._batch_size = num_draft_tokens, batch_size
+        self._drafter, self._verifier, self._batch_size = drafter, verifier, batch_size
+        self._num_draft_tokens: NumDraftTokens = num_draft_tokens
 
     def run(self, sounds: Sequence[AudioLike], *, progress: Progress | None = None) -> Iterator[tuple[int, Transcript]]:
         """The number and transcript of each sound, as they end. Ctrl-C first gives those that had begun."""

@@ -76,9 +76,8 @@ class Transcribe(Command):
             self._print(done[number])
         failed = [one for _, one in sorted(done.items()) if one.error is not None]
         for one in failed:
-            print(
-                f"paceline: {one.error if one.name in str(one.error) else f'{one.name}: {one.error}'}", file=sys.stderr
-            )
+            error = str(one.error)
+            print(f"paceline: {error if error.startswith(one.name) else f'{one.name}: {error}'}", file=sys.stderr)
         if not self.quiet and notes.is_terminal:
             _summarise(list(done.values()), notes, time.perf_counter() - start)
         return EXIT_INTERRUPTED if not complete else EXIT_DIFFERENT if failed else EXIT_OK
