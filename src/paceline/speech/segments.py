@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from paceline.speech.checkpoint import STRIDE, Checkpoint
 
 STEP = 0.02  # seconds between two timestamps, and between two positions of the encoder
@@ -32,7 +34,7 @@ def cut(tokens: Sequence[int], *, seek: int, frames: int, checkpoint: Checkpoint
     single_end = stamps[-2:] == [False, True]
     ends = [at + 1 for at in range(len(stamps) - 1) if stamps[at] and stamps[at + 1]]
     if not ends:
-        last = int(frames * FRAME / STEP)
+        last = int(torch.tensor(frames) * FRAME / STEP)  # in float32, by which transformers rounds
         given = [token for token in tokens if token >= first]
         if given and given[-1] != first:
             last = given[-1] - first
