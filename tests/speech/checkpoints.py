@@ -29,10 +29,10 @@ OTHERS = (*(f"<|{task}|>" for task in TASKS), "<|startoflm|>", PREVIOUS, "<|nosp
 class Whisper:
     """A checkpoint: transformers' model, float64, its tokenizer and its feature extractor; and its directory."""
 
-    def __init__(self, seed, *, english=False, layers=2, **generation):
+    def __init__(self, seed, *, english=False, shape=(), **generation):
         self.tokenizer = tokenizer()
         self.ids = ids = self.tokenizer.get_vocab()
-        self.model = random_model(seed, ids, layers)
+        self.model = random_model(seed, ids, **dict(shape))
         own = GenerationConfig(
             decoder_start_token_id=ids[START],
             bos_token_id=ids[END],
@@ -58,10 +58,14 @@ class Whisper:
             setattr(own, name, value)
         self.model.generation_config = own
         self.extractor = WhisperFeatureExtractor(feature_size=80, chunk_length=SECONDS)
-        self.directory = Path(mkdtemp(prefix="whisper"))
         own.do_sample = own.top_k is not None  # or it is not saved
+        self.directory = Path(mkdtemp(prefix="whisper"))
+        self.save(self.directory)
+
+    def save(self, directory):
+        """Write model, tokenizer and feature extractor."""
         for part in (self.model, self.tokenizer, self.extractor):
-            part.save_pretrained(self.directory)
+            part.save_pretrained(directory)
 
     @property
     def loaded(self) -> Loaded:
@@ -122,13 +126,13 @@ def tokenizer():
     return WhisperTokenizerFast(tokenizer_object=found, unk_token=END, bos_token=END, eos_token=END, pad_token=END)
 
 
-def random_model(seed, ids, layers):
-    config = WhisperConfig(
+def random_model(seed, ids, **shape):
+    sizes = dict(
         vocab_size=len(ids),
         num_mel_bins=80,
         d_model=32,
         encoder_layers=2,
-        decoder_layers=layers,
+        decoder_layers=2,
         encoder_attention_heads=4,
         decoder_attention_heads=4,
         encoder_ffn_dim=48,
@@ -144,4 +148,4 @@ def random_model(seed, ids, layers):
         begin_suppress_tokens=None,
     )
     torch.manual_seed(seed)
-    return WhisperForConditionalGeneration(config).double().eval()
+    return WhisperForConditionalGeneration(WhisperConfig(**{**sizes, **shape})).double().eval()

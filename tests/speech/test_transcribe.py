@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import paceline
 from paceline.speech import transcribe
 from tests.speech.checkpoints import RATE, loaded, sound, whisper
 
@@ -154,6 +155,17 @@ def test_a_draft_changes_no_token(drafter, batch_size):
     assert sum(sum(one.drafted) for one in counts) > 0
     accepted = sum(sum(one.accepted) for one in counts) / sum(sum(one.drafted) for one in counts)
     assert accepted > (0.0 if drafter == "another" else 0.1)
+
+
+def test_a_draft_model_may_have_another_size():
+    small = loaded(7, shape=(("d_model", 16), ("decoder_layers", 1)))
+    own = {"drafter": small, "num_draft_tokens": 3}
+    for found in check([sound(2.0), sound(5.3)], return_timestamps=True, own=own):
+        assert sum(found.summary.drafted)
+    engine = paceline.Engine(loaded(), drafter=small, batch_size=1)
+    states = paceline.EncoderDecoderPrompt(inputs={"encoder_outputs": torch.zeros(9, 32).double()}, prompt=[1])
+    with pytest.raises(ValueError, match=r"the draft model cannot read it: .*encoder_outputs.*another draft model"):
+        engine.generate(states)
 
 
 def test_suppressed_tokens_are_not_drafted():
