@@ -1,10 +1,15 @@
 """Transcripts against transformers' ``generate`` and pipeline: token by token, with and without a draft."""
 
+import subprocess
+from shutil import which
+
+import numpy as np
 import pytest
 import torch
 
 import paceline
 from paceline.speech import transcribe
+from paceline.speech.audio import read_sound
 from tests.speech.checkpoints import RATE, loaded, sound, whisper
 
 SHORT, LONG = (0.3, 2.0), (2.1, 5.3, 8.0)
@@ -33,6 +38,17 @@ def test_short_sounds_without_timestamps(seed):
 def test_short_and_long_sounds_with_timestamps_in_one_batch(seed):
     found = check([sound(seconds, seed) for seconds in SHORT + LONG], seed=seed, return_timestamps=True)
     assert len({len(one.segments) for one in found}) > 2  # they end at different steps
+
+
+@pytest.mark.parametrize("draft", [None, 1])
+def test_speech_tones_and_silence(tmp_path, draft):
+    """Three made files: what espeak-ng says, where it is installed; tones; silence."""
+    sounds = [sound(4.5, 9), np.zeros(3 * RATE, np.float32)]
+    if which("espeak-ng") is not None:
+        path = tmp_path / "speech.wav"
+        subprocess.run(["espeak-ng", "-w", str(path), "The quick brown fox jumps over the lazy dog."], check=True)
+        sounds.append(read_sound(path, RATE).samples)
+    check(sounds, return_timestamps=True, own={"drafter": None if draft is None else loaded(draft)})
 
 
 def test_long_sounds_have_timestamps_without_being_asked():

@@ -1,4 +1,5 @@
-"""Whisper checkpoints that know three tones: ``python -m tests.speech.tones DIRECTORY [DRAFT_DIRECTORY]`` trains them.
+"""Whisper checkpoints that know three tones: ``python -m tests.speech.tones DIRECTORY [DRAFT_DIRECTORY]`` trains them,
+and ``python -m tests.speech.tones --say FILE "LOW HIGH"`` makes sounds for them.
 
 Each tone is a word: 300 Hz "LOW", 900 Hz "MID", 2400 Hz "HIGH". A tone takes half a second. A minute on one core.
 """
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import soundfile
 import torch
 
 from tests.speech.checkpoints import NO_TIMESTAMPS, RATE, SECONDS, START, Whisper
@@ -62,9 +64,17 @@ def trained(seed, *, steps=400, batch=16, **shape):
     return whole, float(loss.detach())
 
 
-if __name__ == "__main__":
+def main(first, *others):
+    """Train checkpoints; or with --say FILE WORDS, write the sound of words."""
+    if first == "--say":
+        path, words = others
+        soundfile.write(path, tones(words.split()), RATE, subtype="PCM_16")
+        return
     torch.set_num_threads(1)
-    for number, directory in enumerate(sys.argv[1:]):
+    for number, directory in enumerate((first, *others)):
         shape = {"d_model": 64, "decoder_layers": 4} if number == 0 else {"decoder_layers": 1}
-        checkpoint, _ = trained(number, **shape)
-        checkpoint.save(Path(directory))
+        trained(number, **shape)[0].save(Path(directory))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

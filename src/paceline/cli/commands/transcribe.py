@@ -121,7 +121,7 @@ class Transcribe(Command):
         )
 
     def _transcripts(self, transcriber: "Transcriber", notes: Console) -> "Iterator[tuple[int, Transcript]]":
-        from paceline.cli.progress import SoundProgress
+        from paceline.cli.sound_progress import SoundProgress
 
         with SoundProgress(console=notes, files=len(self.audio), shown=not self.quiet) as progress:
             for number, transcript in transcriber.run(self.audio, progress=progress.reached):
