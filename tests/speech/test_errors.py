@@ -90,21 +90,50 @@ def test_what_a_directory_lacks_is_named(tmp_path, change, message):
         Transcriber(folder)
 
 
-def test_ctrl_c_keeps_what_is_done(monkeypatch):
-    model = loaded()
+def interrupt_at(step, monkeypatch):
     steps = iter(range(1000))
     advance = paceline.Engine.advance
 
     def interrupted(engine):
-        if next(steps) == 150:
+        if next(steps) == step:
             raise KeyboardInterrupt
         advance(engine)
 
     monkeypatch.setattr(paceline.Engine, "advance", interrupted)
+
+
+def test_ctrl_c_keeps_what_is_done(monkeypatch):
+    interrupt_at(150, monkeypatch)
     with pytest.raises(TranscriptionInterrupted) as caught:
-        transcribe([sound(0.5), sound(30.0)], model=model, return_timestamps=True, batch_size=2)
+        transcribe([sound(0.5), sound(30.0)], model=loaded(), return_timestamps=True, batch_size=2)
     done, begun = caught.value.transcripts
     assert done.error is None and begun.error == "interrupted" and begun.segments and done.tokens
+
+
+@pytest.mark.parametrize("timestamps", [False, True])
+def test_ctrl_c_keeps_the_window_that_was_being_decoded(monkeypatch, timestamps):
+    options = {"return_timestamps": timestamps, "language": "en", "max_new_tokens": 30}
+    (whole,) = transcribe(sound(2.0), model=loaded(), **options)
+    interrupt_at(20, monkeypatch)
+    with pytest.raises(TranscriptionInterrupted) as caught:
+        transcribe(sound(2.0), model=loaded(), **options)
+    (begun,) = caught.value.transcripts
+    assert 10 < len(begun.tokens) < 30 and begun.error == "interrupted" and begun.summary.steps
+    assert whole.tokens[:10] == begun.tokens[:10]
+
+
+def test_ctrl_c_while_a_transcript_is_taken_keeps_the_others():
+    given = []
+
+    def ended(number, transcript):
+        given.append((number, transcript))
+        if len(given) == 1:
+            raise KeyboardInterrupt
+
+    transcriber = Transcriber(loaded(), options=SpeechOptions(return_timestamps=True), batch_size=2)
+    assert not transcriber.finish([sound(0.5), sound(5.3), sound(1.0)], ended)
+    assert [(number, one.error) for number, one in given] == [(0, None), (1, "interrupted")]
+    assert given[1][1].segments
 
 
 def test_options_are_those_of_the_command_line():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.speech.model import speech_model
-from paceline.speech.segments import cut
+from paceline.speech.segments import cut, cut_all
 from tests.speech.checkpoints import loaded, whisper
 
 
@@ -53,3 +53,20 @@ def test_a_window_that_ends_where_it_begins_is_passed_over():
     tokens = [checkpoint.first_timestamp] * 2
     assert theirs(tokens, 0, 200, checkpoint.first_timestamp)[1] == 0  # which transformers would repeat for ever
     assert cut(tokens, seek=0, frames=200, checkpoint=checkpoint)[1] == 200
+
+
+def test_an_interrupted_window_loses_no_text():
+    checkpoint, choose = speech_model(loaded()).checkpoint, random.Random(0)
+    first = checkpoint.first_timestamp
+    rests = 0
+    for _ in range(200):
+        tokens = [choose.choice((choose.randrange(40), choose.randrange(first, first + 90))) for _ in range(8)]
+        cuts = cut_all(tokens, seek=100, frames=200, checkpoint=checkpoint)
+        kept = [token for one in cuts for token in one.tokens]
+        assert [token for token in kept if token < first] == [token for token in tokens if token < first]
+        whole = cut(tokens, seek=100, frames=200, checkpoint=checkpoint)[0]
+        assert cuts[: len(whole)] == whole
+        for rest in cuts[len(whole) :]:
+            rests += 1
+            assert (rest.start, rest.end) == pytest.approx((whole[-1].end, 3.0))
+    assert rests > 9

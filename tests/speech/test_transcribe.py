@@ -169,6 +169,7 @@ def test_a_draft_changes_no_token(drafter, batch_size):
     )
     counts = [one.summary for one in found]
     assert sum(sum(one.drafted) for one in counts) > 0
+    assert all(0 < one.encoder_seconds < 60 for one in found)
     accepted = sum(sum(one.accepted) for one in counts) / sum(sum(one.drafted) for one in counts)
     assert accepted > (0.0 if drafter == "another" else 0.1)
 

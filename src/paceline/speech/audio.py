@@ -1,10 +1,12 @@
-"""Reads sound: files by soundfile or by ffmpeg's libraries (av), and arrays; always one channel at the wanted rate.
+"""Reads sound: files by ffmpeg's libraries (av) or, without them, by soundfile; and arrays. One channel at one rate.
 
-Channels are averaged, and other rates are resampled by ffmpeg's libswresample, as ffmpeg itself does it.
+Files are decoded, mixed and resampled as ffmpeg does it for transformers' pipeline, block by block: however long and of
+however many channels, only the result is held, once. The channels of arrays are averaged, as the pipeline does it.
 """
 
+import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,12 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from av import AudioFrame
     from av.container import InputContainer
+    from av.stream import Stream
+
+logger = logging.getLogger("paceline")
 
 Samples: TypeAlias = NDArray[np.float32]
 AudioLike: TypeAlias = str | os.PathLike[str] | NDArray[Any] | Tensor | Mapping[str, object]
 
-SOUNDFILE = (".wav", ".flac", ".ogg", ".oga", ".aiff", ".aif", ".au", ".w64", ".rf64", ".caf")  # what it reads first
+SOUNDFILE = (".wav", ".flac", ".ogg", ".oga", ".aiff", ".aif", ".au", ".w64", ".rf64", ".caf")
 MOST_CHANNELS = 32  # an array of more rows is one whose axes are the wrong way round
 BLOCK = 1 << 16  # samples that are resampled at once
 ARRAYS = ("array", "raw")  # names of the samples in a mapping, as datasets and the pipelines of transformers have them
@@ -51,19 +57,21 @@ def read_sound(source: AudioLike, rate: int) -> Sound:
     sound or without an audio stream, and for samples that are none or not finite.
     """
     if isinstance(source, str | os.PathLike):
-        path = Path(source)
-        samples, own_rate = _read_file(path)
-        name = str(path)
+        name, blocks = str(source), _read_file(Path(source), rate)
     elif isinstance(source, Mapping):
         samples, own_rate = _read_mapping(source)
-        name = "array"
+        name, blocks = "array", resampled(_blocks(samples), own_rate, rate)
     else:
-        samples, own_rate, name = _read_array(source), rate, "array"
+        name, blocks = "array", _blocks(_read_array(source))
+    joined = bytearray()  # which grows in place, so that no second copy is made
+    for block in blocks:
+        joined += block.tobytes()
+    samples = np.frombuffer(joined, np.float32)
     if not len(samples):
         raise AudioError(f"{name}: no samples in it; give a sound that is longer than nothing")
     if not np.isfinite(samples).all():
         raise AudioError(f"{name}: some samples are NaN or infinite; repair the recording, or convert it to integers")
-    return Sound(samples=resample(samples, own_rate, rate), rate=rate)
+    return Sound(samples=samples, rate=rate)
 
 
 def name_of(source: AudioLike, index: int) -> str:
@@ -71,10 +79,11 @@ def name_of(source: AudioLike, index: int) -> str:
     return str(source) if isinstance(source, str | os.PathLike) else f"array {index}"
 
 
-def resample(samples: Samples, own_rate: int, rate: int) -> Samples:
-    """``samples`` [n] at another rate. Raises AudioError without av, which holds the resampler."""
+def resampled(blocks: Iterable[Samples], own_rate: int, rate: int) -> Iterator[Samples]:
+    """Blocks [n] of one sound at another rate. Raises AudioError without av, which holds the resampler."""
     if own_rate == rate:
-        return samples
+        yield from blocks
+        return
     if find_spec("av") is None:
         raise AudioError(
             f"{own_rate} samples per second: the model takes {rate}, and resampling needs av; "
@@ -82,78 +91,93 @@ def resample(samples: Samples, own_rate: int, rate: int) -> Samples:
         )
     import av
 
-    resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
-    parts: list[Samples] = []
-    for start in range(0, len(samples), BLOCK):
-        frame = av.AudioFrame.from_ndarray(samples[None, start : start + BLOCK], format="flt", layout="mono")
-        frame.sample_rate = own_rate
-        parts += [part.to_ndarray()[0] for part in resampler.resample(frame)]
-    parts += [part.to_ndarray()[0] for part in resampler.resample(None)]
-    return np.concatenate(parts)
+    def frames() -> "Iterator[AudioFrame]":
+        for block in blocks:
+            frame = av.AudioFrame.from_ndarray(block[None], format="flt", layout="mono")
+            frame.sample_rate = own_rate
+            yield frame
+
+    yield from _mixed_by_av(frames(), rate)
 
 
-def _read_file(path: Path) -> tuple[Samples, int]:
-    """Samples and rate of a file: soundfile first for the formats it is made for, av for the others and for what
-    soundfile refuses.
-    """
+def _blocks(samples: Samples) -> Iterator[Samples]:
+    return (samples[start : start + BLOCK] for start in range(0, len(samples), BLOCK))
+
+
+def _read_file(path: Path, rate: int) -> Iterator[Samples]:
+    """The mixed samples of a file, in blocks."""
     if not path.exists():
         raise AudioError(f"{path}: no such file")
     if not path.is_file():
         raise AudioError(f"{path}: not a file; give the files in it one by one")
     if not path.stat().st_size:
         raise AudioError(f"{path}: the file is empty")
-    readers: list[Callable[[Path], tuple[Samples, int]]] = []
-    if find_spec("soundfile") is not None and path.suffix.lower() in SOUNDFILE:
-        readers.append(_by_soundfile)
+    simple = path.suffix.lower() in SOUNDFILE
     if find_spec("av") is not None:
-        readers.append(_by_av)
-    if not readers:
-        needed = "soundfile or av" if path.suffix.lower() in SOUNDFILE else "av"
-        raise AudioError(f"{path}: reading it needs {needed}; pip install 'paceline[speech]'")
-    for reader in readers[:-1]:
-        try:
-            return reader(path)
-        except AudioError:
-            continue
-    return readers[-1](path)
+        return _by_av(path, rate)
+    if find_spec("soundfile") is not None and simple:
+        return _by_soundfile(path, rate)
+    needed = "soundfile or av" if simple else "av"
+    raise AudioError(f"{path}: reading it needs {needed}; pip install 'paceline[speech]'")
 
 
-def _by_soundfile(path: Path) -> tuple[Samples, int]:
+def _by_soundfile(path: Path, rate: int) -> Iterator[Samples]:
     import soundfile
 
     try:
-        channels, rate = soundfile.read(path, dtype="float32", always_2d=True)
+        with soundfile.SoundFile(path) as file:
+            blocks = file.blocks(BLOCK, always_2d=True, dtype="float32")
+            # As ffmpeg mixes stereo to floating-point numbers: to the power of both channels.
+            gain = np.float32(2**0.5 if file.channels == 2 else 1.0)
+            mixed = (gain * _mean(np.asarray(block.T, np.float32)) for block in blocks)
+            yield from resampled(mixed, file.samplerate, rate)
     except soundfile.LibsndfileError as error:
         raise AudioError(f"{path}: not a sound that soundfile reads ({error.error_string}); convert it") from error
-    return _mixed(np.asarray(channels.T, np.float32)), rate
 
 
-def _by_av(path: Path) -> tuple[Samples, int]:
+def _by_av(path: Path, rate: int) -> Iterator[Samples]:
     import av
     import av.error
 
     try:
         with av.open(str(path), mode="r", metadata_errors="ignore") as container:
-            if not container.streams.audio:
+            best = container.streams.best("audio")
+            if best is None:
                 kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "none"
                 raise AudioError(f"{path}: no audio stream in it (streams: {kinds}); give a file with sound")
-            rate = container.streams.audio[0].rate
-            parts = list(_decoded(container))
+            yield from _mixed_by_av(_decoded(container, best, path), rate)
     except av.error.FFmpegError as error:
         raise AudioError(
             f"{path}: not a sound that ffmpeg's libraries read ({error.strerror}); convert it: ffmpeg -i FILE out.wav"
         ) from error
-    return np.concatenate(parts) if parts else np.empty(0, np.float32), rate
 
 
-def _decoded(container: "InputContainer") -> Iterator[Samples]:
-    """The mixed samples of every frame of the first audio stream."""
+def _decoded(container: "InputContainer", stream: "Stream", path: Path) -> "Iterator[AudioFrame]":
+    """The frames of an audio stream; damaged packets are passed over, as ffmpeg does, unless all are."""
+    from av.error import InvalidDataError
+
+    sound, damaged = False, None
+    for packet in container.demux(stream):
+        try:
+            frames = packet.decode()
+        except InvalidDataError as error:
+            damaged = error
+            continue
+        sound |= bool(frames)
+        yield from cast("list[AudioFrame]", frames)
+    if damaged is not None:
+        if not sound:
+            raise damaged
+        logger.warning("%s: some of it is damaged and left out", path)
+
+
+def _mixed_by_av(frames: "Iterable[AudioFrame]", rate: int) -> Iterator[Samples]:
     import av
 
-    planes = av.AudioResampler(format="fltp")
-    for frame in container.decode(audio=0):
-        for part in planes.resample(frame):
-            yield _mixed(np.asarray(part.to_ndarray(), np.float32))
+    mixer = av.AudioResampler(format="flt", layout="mono", rate=rate)
+    for frame in frames:
+        yield from (part.to_ndarray()[0] for part in mixer.resample(frame))
+    yield from (part.to_ndarray()[0] for part in mixer.resample(None))
 
 
 def _read_mapping(source: Mapping[str, object]) -> tuple[Samples, int]:
@@ -185,9 +209,9 @@ def _read_array(array: "NDArray[Any] | Tensor") -> Samples:
         raise AudioError(
             f"samples {list(array.shape)}: give [n], or [channels, n] of at most {MOST_CHANNELS} channels; transpose it"
         )
-    return _mixed(array.astype(np.float32))
+    return _mean(array.astype(np.float32))
 
 
-def _mixed(channels: Samples) -> Samples:
+def _mean(channels: Samples) -> Samples:
     """The mean [n] of ``channels`` [C, n]."""
     return channels[0] if len(channels) == 1 else channels.mean(axis=0, dtype=np.float32)

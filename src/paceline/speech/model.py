@@ -13,6 +13,7 @@ from paceline.api.results import Result
 from paceline.api.streams import Stream
 from paceline.models import hub
 from paceline.models.directory import is_hub_id
+from paceline.models.native.encoder_decoder import EncoderDecoderLM
 from paceline.speech.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from paceline.speech.features import Features
 from paceline.speech.statistics import token_logprob
@@ -30,6 +31,11 @@ class SpeechModel:
     loaded: Loaded
     checkpoint: Checkpoint
     features: Features
+
+    def encoder_seconds(self, ask: Ask) -> float:
+        """Seconds in which the window of ``ask`` was encoded."""
+        assert isinstance(self.loaded.lm, EncoderDecoderLM)
+        return self.loaded.lm.encoding_seconds(ask.context)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of ``tokens`` without timestamps and special tokens, as transformers' tokenizer decodes it."""

@@ -53,3 +53,13 @@ def cut(tokens: Sequence[int], *, seek: int, frames: int, checkpoint: Checkpoint
     if single_end:
         return cuts, frames
     return cuts, STRIDE * (tokens[begin - 2] - first) or frames
+
+
+def cut_all(tokens: Sequence[int], *, seek: int, frames: int, checkpoint: Checkpoint) -> list[Cut]:
+    """As ``cut``, of an output that was interrupted: its last segment, which nothing ends, ends with the window."""
+    cuts, _ = cut(tokens, seek=seek, frames=frames, checkpoint=checkpoint)
+    rest = tuple(tokens[sum(len(one.tokens) for one in cuts) :])
+    if any(token < checkpoint.eos for token in rest):
+        offset = seek * STEP / STRIDE
+        cuts.append(Cut(start=cuts[-1].end, end=offset + frames * FRAME, tokens=rest))
+    return cuts

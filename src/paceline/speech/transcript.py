@@ -32,6 +32,7 @@ class Transcript:
     segments: tuple[Segment, ...]
     has_timestamps: bool  # whether segments end where the model said, or where windows do
     summary: Summary | None  # counts of steps and draft tokens, of all windows
+    encoder_seconds: float = 0.0  # of the target's encoder, a share of it where several windows are encoded at once
     error: str | None = None
 
     @property

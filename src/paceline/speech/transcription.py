@@ -4,7 +4,8 @@ A sound asks for its next window when its last one is done, and the next sound b
 that wait are not read yet. A sound that fails, fails alone.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import reduce
 from operator import add
@@ -28,6 +29,7 @@ from paceline.speech.transcript import Segment, Transcript
 from paceline.speech.windows import Ask, Asks, Windows
 
 Progress: TypeAlias = Callable[[int, float, float], None]  # number of a sound, seconds of it done, and in all
+Ended: TypeAlias = Callable[[int, Transcript], None]
 INTERRUPTED = "interrupted"
 
 
@@ -51,6 +53,7 @@ class _Open:
     ask: Ask
     stream: Stream
     counts: list[Summary]
+    encoder_seconds: float = 0.0  # of its windows until now
 
 
 @final
@@ -74,7 +77,26 @@ class Transcriber:
         self._drafter, self._verifier, self._batch_size = drafter, verifier, batch_size
         self._num_draft_tokens: NumDraftTokens = num_draft_tokens
 
-    def run(self, sounds: Sequence[AudioLike], *, progress: Progress | None = None) -> Iterator[tuple[int, Transcript]]:
+    def finish(self, sounds: Sequence[AudioLike], ended: Ended, *, progress: Progress | None = None) -> bool:
+        """Call ``ended`` with the number and transcript of each sound as it ends; whether all ended.
+
+        Wherever Ctrl-C comes, also in ``ended``, the sounds that had begun are given as far as they were.
+        """
+        running = self.run(sounds, progress=progress)
+        try:
+            for number, transcript in running:
+                ended(number, transcript)
+        except KeyboardInterrupt:
+            with suppress(KeyboardInterrupt, StopIteration):  # which is raised again after the last
+                ended(*running.throw(KeyboardInterrupt()))
+                for number, transcript in running:
+                    ended(number, transcript)
+            return False
+        return True
+
+    def run(
+        self, sounds: Sequence[AudioLike], *, progress: Progress | None = None
+    ) -> Generator[tuple[int, Transcript], None, None]:
         """The number and transcript of each sound, as they end. Ctrl-C first gives those that had begun."""
         engine = self._engine(len(sounds))
         waiting = list(enumerate(sounds))[::-1]
@@ -103,7 +125,7 @@ class Transcriber:
         except KeyboardInterrupt:
             for one in active:
                 one.stream.close()
-                yield one.number, self._transcript(one, error=INTERRUPTED)
+                yield one.number, self._interrupted(one)
             raise
 
     def _engine(self, count: int) -> Engine:
@@ -134,7 +156,7 @@ class Transcriber:
             asks = windows.run()
             ask = next(asks)
             stream = submit(engine, ask, self.model.checkpoint)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, MemoryError, RuntimeError) as error:  # the last of torch, without memory
             return _failed(name, seconds, error)
         return _Open(
             number=number,
@@ -153,13 +175,24 @@ class Transcriber:
         if not one.ask.probes:
             one.counts.append(result.stats.summary)
         try:
-            one.ask = one.asks.send(answer_of(result, one.ask))
+            following = one.asks.send(answer_of(result, one.ask))
+            if following.context is not one.ask.context:
+                one.encoder_seconds += self.model.encoder_seconds(one.ask)
+            one.ask = following
             one.stream = submit(engine, one.ask, self.model.checkpoint)
         except StopIteration:
             return self._transcript(one)
         except ValueError as error:
             return self._transcript(one, error=str(error))
         return None
+
+    def _interrupted(self, one: _Open) -> Transcript:
+        """With what its window said until then."""
+        if not one.ask.probes:
+            (result,) = one.stream.results()
+            one.counts.append(result.stats.summary)
+            one.windows.keep(result.token_ids, one.ask.temperature)
+        return self._transcript(one, error=INTERRUPTED)
 
     def _transcript(self, one: _Open, *, error: str | None = None) -> Transcript:
         windows = one.windows
@@ -183,6 +216,7 @@ class Transcriber:
             segments=tuple(segments),
             has_timestamps=windows.timestamps,
             summary=reduce(add, one.counts) if one.counts else None,
+            encoder_seconds=one.encoder_seconds + self.model.encoder_seconds(one.ask),
             error=error,
         )
 
@@ -225,10 +259,8 @@ def transcribe(
         batch_size=batch_size,
     )
     done: dict[int, Transcript] = {}
-    try:
-        done.update(transcriber.run(sounds, progress=progress))
-    except KeyboardInterrupt as interruption:
-        raise TranscriptionInterrupted([done[number] for number in sorted(done)]) from interruption
+    if not transcriber.finish(sounds, done.__setitem__, progress=progress):
+        raise TranscriptionInterrupted([done[number] for number in sorted(done)])
     return [done[number] for number in range(len(sounds))]
 
 

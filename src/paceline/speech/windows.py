@@ -6,6 +6,7 @@ are thus decoded at once, each at its own pace. It follows transformers' Whisper
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeAlias, final
 
 import torch
@@ -15,7 +16,7 @@ from paceline.core.context import Context
 from paceline.core.noise import split_seed
 from paceline.speech.checkpoint import Checkpoint
 from paceline.speech.options import PROMPT_PLACES, SpeechOptions
-from paceline.speech.segments import Cut, cut
+from paceline.speech.segments import Cut, cut, cut_all
 from paceline.speech.start import Start
 from paceline.speech.statistics import compression_ratio, mean_logprob, probability
 
@@ -116,6 +117,7 @@ class Windows:
         self._conditioned = bool(own)  # the next window; as transformers, a checkpoint's own begins after the first
         self._max_length = checkpoint.max_length
         self._no_speech: float | None = None  # of the window, once it was asked
+        self._undecided = False  # whether a window is asked about whose output is not in ``found`` yet
 
     def run(self) -> Asks:
         """Ask for one window after another, to the end."""
@@ -128,7 +130,7 @@ class Windows:
             self.language = _likeliest(answer, list(checkpoint.languages.values()))
             start = self._start.tokens(self.language, no_timestamps)
         while self.seek < self.total:
-            frames = min(self.total - self.seek, checkpoint.frames)
+            frames, self._undecided = self._frames, True
             attempt = yield from self._decode(context, start)
             if attempt.silent:
                 self.seek += frames
@@ -136,8 +138,30 @@ class Windows:
                 cuts, later = cut(attempt.tokens, seek=self.seek, frames=frames, checkpoint=checkpoint)
                 self.found += [Found(cut=one, attempt=attempt) for one in cuts]
                 self.seek += later
+            self._undecided = False
             if self.seek < self.total:
                 context = self._window()
+
+    def keep(self, tokens: tuple[int, ...], temperature: float) -> None:
+        """Add to ``found`` what an interrupted window said until then, if its output was not decided about yet."""
+        if not self._undecided:
+            return
+        attempt = Attempt(
+            tokens=tokens,
+            temperature=temperature,
+            compression_ratio=compression_ratio(tokens, self._checkpoint.vocab_size),
+            avg_logprob=None,
+            no_speech_prob=self._no_speech,
+            failed=False,
+            silent=False,
+        )
+        cuts = cut_all(tokens, seek=self.seek, frames=self._frames, checkpoint=self._checkpoint)
+        self.found += [Found(cut=one, attempt=attempt) for one in cuts]
+
+    @property
+    def _frames(self) -> int:
+        """Frames of sound in the window."""
+        return min(self.total - self.seek, self._checkpoint.frames)
 
     def _window(self) -> Context:
         """The features from ``seek`` on, padded with zeros to a whole window."""
@@ -206,13 +230,18 @@ class Windows:
             return self._prompt
         previous = self._checkpoint.previous
         begin = () if previous is None else (previous,)
-        text: list[int] = list(first[1:] if first[:1] == begin else first)
-        for one in self.found:
+        most, count = self._checkpoint.positions // 2 - 1, 0
+        parts: list[Sequence[int]] = []
+        for one in reversed(self.found):
+            if count >= most:
+                break
             tokens, timestamp = one.cut.tokens, self._checkpoint.first_timestamp
             # One of the two timestamps at the end of a window opened a segment that was dropped.
             doubled = len(tokens) > 2 and tokens[-2] >= timestamp
-            text += tokens[:-1] if doubled else tokens
-        kept = text[-(self._checkpoint.positions // 2 - 1) :]
+            parts.append(tokens[:-1] if doubled else tokens)
+            count += len(parts[-1])
+        parts.append(first[1:] if first[:1] == begin else first)
+        kept = list(chain.from_iterable(reversed(parts)))[-most:]
         return (*(self._prompt if every and self._prompt else begin), *kept)
 
     def _limit(self, num_prompt: int) -> int:

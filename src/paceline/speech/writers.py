@@ -32,7 +32,7 @@ def to_vtt(transcript: Transcript) -> str:
 
 
 def to_object(transcript: Transcript) -> dict[str, object]:
-    """What JSON holds: the text, the segments with their times, tokens and statistics, and the counts of drafting."""
+    """What JSON holds: the text, the segments with their times, tokens and statistics, and what it cost."""
     shown: dict[str, object] = {
         "file": transcript.name,
         "language": transcript.language,
@@ -40,6 +40,7 @@ def to_object(transcript: Transcript) -> dict[str, object]:
         "text": transcript.text,
         "segments": [asdict(segment) for segment in transcript.segments],
     }
+    shown["encoder_seconds"] = transcript.encoder_seconds
     if transcript.summary is not None:
         shown["tokens_per_step"] = transcript.summary.mean_acceptance_length
         shown["acceptance_rate"] = transcript.summary.acceptance_rate

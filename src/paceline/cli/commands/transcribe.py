@@ -2,10 +2,9 @@
 
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, final
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -56,30 +55,29 @@ class Transcribe(Command):
 
     def run(self) -> int:
         """Transcribe and write, each file when it is done; those that failed are named."""
+        from paceline.cli.sound_progress import SoundProgress
+
         notes = open_notes(quiet=self.quiet, log_level=self.log_level)
         self.drafting.check()
         outputs = self._outputs()
         transcriber = self._transcriber()
-        done: dict[int, Transcript] = {}
-        printed, start, complete = 0, time.perf_counter(), True
-        try:
-            for number, transcript in self._transcripts(transcriber, notes):
-                done[number] = transcript
-                if outputs:
-                    self._write(transcript, outputs[number])
-                while not outputs and printed in done:  # in the order given
-                    self._print(done[printed])
-                    printed += 1
-        except KeyboardInterrupt:
-            complete = False
-        for number in sorted(done)[printed:] if not outputs else ():
-            self._print(done[number])
-        failed = [one for _, one in sorted(done.items()) if one.error is not None]
+        start = time.perf_counter()
+        shown = _Shown(self, outputs)
+        with SoundProgress(console=notes, files=len(self.audio), shown=not self.quiet) as progress:
+
+            def ended(number: int, transcript: "Transcript") -> None:
+                shown.add(number, transcript)
+                progress.done()
+
+            complete = transcriber.finish(self.audio, ended, progress=progress.reached)
+        shown.rest()
+        done = [transcript for _, transcript in sorted(shown.done.items())]
+        failed = [one for one in done if one.error is not None]
         for one in failed:
             error = str(one.error)
             print(f"paceline: {error if error.startswith(one.name) else f'{one.name}: {error}'}", file=sys.stderr)
         if not self.quiet and notes.is_terminal:
-            _summarise(list(done.values()), notes, time.perf_counter() - start)
+            _summarise(done, notes, time.perf_counter() - start)
         return EXIT_INTERRUPTED if not complete else EXIT_DIFFERENT if failed else EXIT_OK
 
     def _outputs(self) -> list[Path]:
@@ -120,29 +118,41 @@ class Transcribe(Command):
             batch_size=self.batch_size,
         )
 
-    def _transcripts(self, transcriber: "Transcriber", notes: Console) -> "Iterator[tuple[int, Transcript]]":
-        from paceline.cli.sound_progress import SoundProgress
 
-        with SoundProgress(console=notes, files=len(self.audio), shown=not self.quiet) as progress:
-            for number, transcript in transcriber.run(self.audio, progress=progress.reached):
-                progress.done()
-                yield number, transcript
+@final
+class _Shown:
+    """The transcripts so far: each is written to its file, or printed when those before it are."""
 
-    def _write(self, transcript: "Transcript", path: Path) -> None:
-        """What there is of a transcript; nothing of one that never began."""
+    def __init__(self, command: Transcribe, outputs: list[Path]) -> None:
+        self.done: dict[int, Transcript] = {}
+        self._command, self._outputs = command, outputs
+        self._shown: set[int] = set()
+
+    def add(self, number: int, transcript: "Transcript") -> None:
+        """One has ended."""
+        self.done[number] = transcript
+        if self._outputs:
+            self._show(number)
+        while not self._outputs and len(self._shown) in self.done:
+            self._show(len(self._shown))
+
+    def rest(self) -> None:
+        """Show those that an interruption left over."""
+        for number in sorted(self.done.keys() - self._shown):
+            self._show(number)
+
+    def _show(self, number: int) -> None:
         from paceline.speech.writers import WRITERS
 
-        if transcript.error is None or transcript.segments:
-            path.write_text(WRITERS[self.format](transcript), encoding="utf-8", newline="\n")
-
-    def _print(self, transcript: "Transcript") -> None:
-        from paceline.speech.writers import WRITERS
-
-        if transcript.error is not None and not transcript.segments and self.format != "json":
-            return
-        named = self.format == "text" and len(self.audio) > 1
-        sys.stdout.write(f"{transcript.name}: " * named + WRITERS[self.format](transcript))
-        sys.stdout.flush()
+        transcript, name = self.done[number], self._command.format
+        began = transcript.error is None or bool(transcript.segments)
+        if self._outputs and began:
+            self._outputs[number].write_text(WRITERS[name](transcript), encoding="utf-8", newline="\n")
+        elif not self._outputs and (began or name == "json"):
+            named = name == "text" and len(self._command.audio) > 1
+            sys.stdout.write(f"{transcript.name}: " * named + WRITERS[name](transcript))
+            sys.stdout.flush()
+        self._shown.add(number)
 
 
 def _summarise(done: "list[Transcript]", notes: Console, seconds: float) -> None:
@@ -152,6 +162,7 @@ def _summarise(done: "list[Transcript]", notes: Console, seconds: float) -> None
     steps, emitted = sum(one.steps for one in counts), sum(one.emitted for one in counts)
     drafted, accepted = (sum(sum(getattr(one, name)) for one in counts) for name in ("drafted", "accepted"))
     line = f"{sound:.1f} s of sound in {seconds:.1f} s: {sound / seconds:.1f} times real time"
+    line += f", {sum(one.encoder_seconds for one in done) / seconds:.0%} of it in the encoder"
     if steps:
         line += f"; {emitted / steps:.2f} tokens per step"
     if drafted:
