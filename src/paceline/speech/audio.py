@@ -128,8 +128,8 @@ def _by_soundfile(path: Path, rate: int) -> Iterator[Samples]:
         with soundfile.SoundFile(path) as file:
             blocks = file.blocks(BLOCK, always_2d=True, dtype="float32")
             # As ffmpeg mixes stereo to floating-point numbers: to the power of both channels.
-            gain = np.float32(2**0.5 if file.channels == 2 else 1.0)
-            mixed = (gain * _mean(np.asarray(block.T, np.float32)) for block in blocks)
+            factor = np.float32(2**0.5 if file.channels == 2 else 1.0)
+            mixed = (factor * _mean(np.asarray(block.T, np.float32)) for block in blocks)
             yield from resampled(mixed, file.samplerate, rate)
     except soundfile.LibsndfileError as error:
         raise AudioError(f"{path}: not a sound that soundfile reads ({error.error_string}); convert it") from error
