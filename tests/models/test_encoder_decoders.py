@@ -163,7 +163,7 @@ def test_equal_sources_are_read_once_also_where_rows_are_few(monkeypatch):
     read = counted(lm, monkeypatch)
     requests = [
         replace(request(PROMPT, temperature=1.0, seed=seed, max_tokens=4 + seed), context=one)
-        for seed, one in enumerate((given, given, equal, context("t5", 78, 5), given))
+        for seed, one in enumerate((given, given, equal, context("t5", 78, 9), given))
     ]
     scheduler = Scheduler(Runner(decoder_for(NoDrafter(), "coupled", target=lm, rows=2)))
     tickets = {scheduler.submit(one): [] for one in requests}
