@@ -1,7 +1,7 @@
-"""Whisper checkpoints that know three tones: ``python -m tests.speech.tones DIRECTORY [DRAFT_DIRECTORY]`` trains them,
-and ``python -m tests.speech.tones --say FILE "LOW HIGH"`` makes sounds for them.
+"""Whisper checkpoints that know three tones: ``python -m tests.speech.tones DIRECTORY`` trains one, in a minute on one
+core, with ``--small DIRECTORY`` a smaller one; ``python -m tests.speech.tones --say FILE "LOW HIGH"`` makes sounds.
 
-Each tone is a word: 300 Hz "LOW", 900 Hz "MID", 2400 Hz "HIGH". A tone takes half a second. A minute on one core.
+Each tone is a word: 300 Hz "LOW", 900 Hz "MID", 2400 Hz "HIGH". A tone takes half a second.
 """
 
 import sys
@@ -65,15 +65,15 @@ def trained(seed, *, steps=400, batch=16, **shape):
 
 
 def main(first, *others):
-    """Train checkpoints; or with --say FILE WORDS, write the sound of words."""
+    """Train a checkpoint; or with --say FILE WORDS, write the sound of words."""
+    torch.set_num_threads(1)
     if first == "--say":
         path, words = others
         soundfile.write(path, tones(words.split()), RATE, subtype="PCM_16")
-        return
-    torch.set_num_threads(1)
-    for number, directory in enumerate((first, *others)):
-        shape = {"d_model": 64, "decoder_layers": 4} if number == 0 else {"decoder_layers": 1}
-        trained(number, **shape)[0].save(Path(directory))
+    elif first == "--small":
+        trained(1, decoder_layers=1)[0].save(Path(*others))
+    else:
+        trained(0, d_model=64, decoder_layers=4)[0].save(Path(first))
 
 
 if __name__ == "__main__":
