@@ -63,7 +63,13 @@ def run(command: str, *, folder: Path, variables: Mapping[str, str]) -> str:
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
-        env={**os.environ, **FIXED, **variables, "PATH": path, "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            **FIXED,
+            **variables,
+            "PATH": path,
+            "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
+        },
         capture_output=True,
         stdin=subprocess.DEVNULL,
         timeout=LIMIT,

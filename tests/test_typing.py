@@ -12,7 +12,7 @@ import pytest
 from IPython.core.completer import IPCompleter, provisionalcompleter
 
 import paceline
-from paceline import api
+from paceline import api, speech
 from tests.language_server import LanguageServer
 
 ROOT = Path(__file__).parents[1]
@@ -68,8 +68,8 @@ def test_every_name_is_found_statically_and_no_other(found):
     assert '"lode" is not a known attribute' in wrong and '"import_module" is not a known attribute' in wrong
 
 
-def test_the_list_of_names_is_that_of_the_api():
-    assert paceline.__all__ == api.__all__
+def test_the_list_of_names_is_that_of_the_api_and_of_speech():
+    assert sorted(paceline.__all__) == sorted([*api.__all__, *speech.__all__])
 
 
 def test_names_are_public_and_each_is_there():

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from paceline import draft_heads as draft_heads
     from paceline import drafters as drafters
     from paceline import hf as hf
+    from paceline import speech as speech
     from paceline import train as train
     from paceline import verifiers as verifiers
     from paceline.api import *
+    from paceline.speech import *
 
 __version__ = "0.1.0"
-__all__ = [  # that of paceline.api, which is not loaded to list it
+__all__ = [  # those of paceline.api and paceline.speech, which are not loaded to list them
     "DTYPES",
     "EncoderDecoderPrompt",
     "Engine",
@@ -35,11 +37,16 @@ __all__ = [  # that of paceline.api, which is not loaded to list it
     "Result",
     "SamplingParams",
     "Score",
+    "Segment",
     "Session",
     "Source",
+    "SpeechOptions",
     "Statistics",
     "Stream",
     "TextScore",
+    "Transcriber",
+    "Transcript",
+    "TranscriptionInterrupted",
     "build_drafter",
     "build_verifier",
     "embedded_heads",
@@ -52,9 +59,11 @@ __all__ = [  # that of paceline.api, which is not loaded to list it
     "score",
     "stream",
     "total",
+    "transcribe",
 ]
 
-_SUBMODULES = ("api", "core", "decode", "draft_heads", "drafters", "hf", "train", "verifiers")
+_SUBMODULES = ("api", "core", "decode", "draft_heads", "drafters", "hf", "speech", "train", "verifiers")
+_SPEECH = ("Segment", "SpeechOptions", "Transcriber", "Transcript", "TranscriptionInterrupted", "transcribe")
 
 _limit_spinning()
 
@@ -62,7 +71,7 @@ if not TYPE_CHECKING:  # a type checker would take it for every name, misspelt o
 
     def __getattr__(name: str) -> object:
         if name in __all__:
-            return getattr(_import_module("paceline.api"), name)
+            return getattr(_import_module("paceline.speech" if name in _SPEECH else "paceline.api"), name)
         if name in _SUBMODULES:
             return _import_module(f"paceline.{name}")
         known = "" if name.startswith("_") else f"; it has {', '.join(__all__)}"

@@ -158,9 +158,12 @@ class Decoder:
                 f"guidance_scale={request.guidance.scale} needs a second row, and this decoder has none: make it with "
                 "guidance=True"
             )
+        contexts = (request.context, None if request.guidance is None else request.guidance.context)
         check_context(self.target.lm.context_inputs, request.context)
-        if request.guidance is not None and request.guidance.context is not None:
-            check_context(self.target.lm.context_inputs, request.guidance.context)
+        for context in contexts:
+            if context is not None:
+                check_context(self.target.lm.context_inputs, context)
+                self.drafter.check_context(context)
         for tokens in (request.tokens,) if request.guidance is None else (request.tokens, request.guidance.prompt):
             if len(tokens) + request.max_tokens > self.batch.max_length:
                 raise ValueError(

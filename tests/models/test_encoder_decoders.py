@@ -163,7 +163,7 @@ def test_equal_sources_are_read_once_also_where_rows_are_few(monkeypatch):
     read = counted(lm, monkeypatch)
     requests = [
         replace(request(PROMPT, temperature=1.0, seed=seed, max_tokens=4 + seed), context=one)
-        for seed, one in enumerate((given, given, equal, context("t5", 78, 5), given))
+        for seed, one in enumerate((given, given, equal, context("t5", 78, 9), given))
     ]
     scheduler = Scheduler(Runner(decoder_for(NoDrafter(), "coupled", target=lm, rows=2)))
     tickets = {scheduler.submit(one): [] for one in requests}
@@ -213,6 +213,9 @@ def test_inputs_are_encoded_in_parts_within_the_memory(monkeypatch):
     monkeypatch.setattr("paceline.models.native.encoder_decoder.ENCODED_AT_ONCE", 8 * lm._position_bytes)
     read, contexts = counted(lm, monkeypatch), [context("t5", 200 + size, size) for size in (9, 2, 3, 1, 4)]
     together = lm.encode(contexts)
+    seconds = [lm.encoding_seconds(one) for one in contexts]
+    assert all(seconds) and len(set(seconds)) == len(read)  # of those encoded together an equal share
+    assert lm.encoding_seconds(context("t5", 300, 2)) == 0
     assert read == [2, 2, 1] or (sum(read) == 5 and len(read) > 1)
     assert ENCODED_AT_ONCE > 8 * lm._position_bytes
     for given, states in zip(contexts, together, strict=True):

@@ -25,7 +25,8 @@ def read(file: Path) -> list[Mutant]:
 
     The first line is the name. Then ``@`` marks the anchor, ``?`` a test, ``-`` the pattern and ``+`` the replacement.
     """
-    _, *blocks = file.read_text(encoding="utf-8").rstrip("\n").split("\n\n")
+    title, *blocks = file.read_text(encoding="utf-8").rstrip("\n").split("\n\n")
+    assert "\n" not in title, f"{file} begins with a mutant, which would be taken for its title"
     return [_mutant(*block.split("\n")) for block in blocks]
 
 

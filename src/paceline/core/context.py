@@ -4,7 +4,7 @@ Features of audio or of images, token ids for an encoder, embeddings in the plac
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -51,6 +51,10 @@ class ContextInput:
         )
         kind = "floating-point numbers" if self.vocab_size is None else f"token ids 0..{self.vocab_size - 1}"
         return f"{kind} [{', '.join(sizes)}]"
+
+    def is_read_as(self, other: "ContextInput") -> bool:
+        """Whether both read the same tensors; what may be given ``instead`` is not compared."""
+        return replace(self, instead=None) == replace(other, instead=None)
 
     def accepts(self, tensor: Tensor) -> bool:
         """Whether it can be read as this input."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
 from paceline.core.cache import View
+from paceline.core.context import Context
 from paceline.core.guidance import GuidanceState
 from paceline.core.host_draft import HostDraft
 from paceline.core.noise import Noise
@@ -86,6 +87,11 @@ class Drafter(ABC):
     @abstractmethod
     def start(self, context: DrafterContext) -> None:
         """Allocate for ``context``, dropping former state. Raises ValueError for a target it cannot serve."""
+
+    def check_context(self, context: Context) -> None:
+        """Raise ValueError for a request's context that it cannot read, although the target can."""
+        for part in self.parts:
+            part.check_context(context)
 
     @property
     def slot_bytes(self) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.core.admission import Admission
 from paceline.core.batch import Batch
+from paceline.core.context import Context
 from paceline.core.host_draft import HostDraft
 from paceline.core.step import StepPlan
 from paceline.core.tree import Draw, Outcome, Tree, join_rows
@@ -52,6 +53,14 @@ class CandidateDrafters(Drafter):
     @property
     def slot_bytes(self) -> int:
         return sum(one.slot_bytes for one in self.drafters)
+
+    @property
+    def context_bytes(self) -> int:
+        return sum(one.context_bytes for one in self.drafters)
+
+    def check_context(self, context: Context) -> None:
+        for one in self.drafters:
+            one.check_context(context)
 
     @property
     def host_state(self) -> Hashable:

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.core.admission import Admission, Prefix
 from paceline.core.batch import Batch
 from paceline.core.cache import View
-from paceline.core.context import describe
+from paceline.core.context import Context, check_context, describe
 from paceline.core.guidance import Guidance
 from paceline.core.request import Request
 from paceline.core.step import StepPlan
@@ -101,11 +101,21 @@ class ModelDrafter(GrowingDrafter):
 
     def check_target(self, context: DrafterContext) -> None:
         reads, given = self.lm.context_inputs, context.target.context_inputs
-        if any(given.get(name) != one for name, one in reads.items()):
+        # What may be given instead is the target's own, of its size: ``check_context`` refuses it request by request.
+        if any(name not in given or not given[name].is_read_as(one) for name, one in reads.items()):
             raise ValueError(
                 f"the draft model reads {describe(reads)} beside tokens, and requests to this target give "
                 f"{describe(given)}: give a draft model that reads nothing else"
             )
+
+    def check_context(self, context: Context) -> None:
+        reads = self.lm.context_inputs
+        names = {*reads, *(one.instead[0] for one in reads.values() if one.instead is not None)}
+        own = {name: tensor for name, tensor in context.inputs.items() if name in names}
+        try:
+            check_context(reads, Context(own) if own else None)
+        except ValueError as error:
+            raise ValueError(f"the draft model cannot read it: {error}; or take another draft model") from error
 
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
         """A cache for the longest sequence that both the target's rows and the draft's context allow."""

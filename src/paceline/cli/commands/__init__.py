@@ -21,6 +21,7 @@ from paceline.cli.commands.skip_search import SkipSearch
 from paceline.cli.commands.train import Train
 from paceline.cli.commands.train_auto import TrainAuto
 from paceline.cli.commands.train_report import TrainReport
+from paceline.cli.commands.transcribe import Transcribe
 from paceline.cli.commands.tree import Tree
 
 # In the order of --help.
@@ -28,6 +29,7 @@ COMMANDS: dict[str, type[Command]] = {
     "demo": Demo,
     "generate": Generate,
     "score": Score,
+    "transcribe": Transcribe,
     "inspect": Inspect,
     "options": Options,
     "advise": Advise,
