@@ -19,7 +19,7 @@ from cards import write_model_files
 from corpus import END_OF_TEXT, train_tokenizer
 from edit_batches import END_OF_TEXT_ID, Edits, EditTokens
 from source_batches import SourceToAnswer, paired
-from tokenizers import processors
+from tokenizers import Tokenizer, processors
 
 from paceline.api import generate, total
 from paceline.api import load as load_target
@@ -34,6 +34,7 @@ from paceline.train.loop.trainer import Score, Trainer
 from paceline.train.tasks import Task
 
 SEED = 20_28
+BEGIN = "<|beginning|>"  # the first token of sources and answers
 SIZE = 192  # tokens of a source, and of an answer, at most
 VOCAB_SIZE, NUM_EDITS, NUM_HELD_OUT, ROWS = 2048, 8000, 40, 8
 LAYOUT: dict[str, object] = {
@@ -41,14 +42,14 @@ LAYOUT: dict[str, object] = {
     "architectures": ["T5ForConditionalGeneration"],
     "vocab_size": VOCAB_SIZE,
     "d_model": 160,
-    "d_kv": 48,
-    "num_heads": 4,
+    "d_kv": 32,
+    "num_heads": 6,
     "d_ff": 256,
     "num_layers": 2,
     "num_decoder_layers": 2,
     "feed_forward_proj": "relu",
-    "relative_attention_num_buckets": 32,
-    "relative_attention_max_distance": 128,
+    "relative_attention_num_buckets": 1024,  # so that all distances within a text are told apart
+    "relative_attention_max_distance": 512,
     "layer_norm_epsilon": 1e-6,
     "n_positions": 512,
     "tie_word_embeddings": True,
@@ -58,7 +59,7 @@ LAYOUT: dict[str, object] = {
     "decoder_start_token_id": END_OF_TEXT_ID,
 }
 RUN = LoopConfig(
-    schedule=ScheduleSection(steps=800, warmup=30),
+    schedule=ScheduleSection(steps=600, warmup=30),
     optimiser=OptimiserSection(learning_rate=2e-3, weight_decay=0.01),
     checkpoints=CheckpointSection(every=50),
     validate_every=50,
@@ -119,16 +120,18 @@ def draw_corrections(texts: list[str], count: int, *, seed: int) -> list[Edit]:
 
 
 def prepare(work: Path) -> None:
-    """A tokenizer, which ends every text with the end of text, and corrections of both splits in its tokens."""
+    """A tokenizer, which puts texts between BEGIN and the end of text, and corrections of both splits in its tokens."""
     work.mkdir(parents=True, exist_ok=True)
     files = standard_library()
     train, held_out = (
         draw_corrections(texts_of(file for file in files if file.held_out is split), count, seed=SEED + split)
         for split, count in ((False, NUM_EDITS), (True, NUM_HELD_OUT))
     )
-    tokenizer = train_tokenizer((text for edit in train for text in (edit.prompt, edit.answer)), VOCAB_SIZE)
+    tokenizer = train_tokenizer((text for edit in train for text in (edit.prompt, edit.answer)), VOCAB_SIZE - 1)
+    tokenizer.add_special_tokens([BEGIN])
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {END_OF_TEXT}", special_tokens=[(END_OF_TEXT, END_OF_TEXT_ID)]
+        single=f"{BEGIN} $A {END_OF_TEXT}",
+        special_tokens=[(BEGIN, tokenizer.token_to_id(BEGIN)), (END_OF_TEXT, END_OF_TEXT_ID)],
     )
     tokenizer.save(str(work / "tokenizer.json"))
     paired(train, tokenizer, SIZE).write(work / "train.npz")
@@ -137,7 +140,8 @@ def prepare(work: Path) -> None:
 
 def train(work: Path) -> None:
     """The aligner on corrections; the weights that predict most held-out tokens are kept."""
-    model = aligner(LAYOUT, SEED)
+    begin = Tokenizer.from_file(str(work / "tokenizer.json")).token_to_id(BEGIN)
+    model = aligner(LAYOUT, SEED, begin=begin)
     batches = Edits(EditTokens.read(work / "train.npz"), rows=ROWS, seed=SEED)
     held_out = Edits(EditTokens.read(work / "held_out.npz"), rows=ROWS, seed=0)
     task = SourceToAnswer(model=model, size=SIZE)

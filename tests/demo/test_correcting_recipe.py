@@ -43,16 +43,20 @@ def test_the_aligner_copies_its_source_before_it_is_trained(recipe, tmp_path):
     recipe.prepare(tmp_path)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     rows = recipe.Edits(recipe.paired(corrections(6, seed=0), tokenizer, recipe.SIZE), rows=2, seed=0)
-    task = recipe.SourceToAnswer(model=recipe.aligner(recipe.LAYOUT, 0), size=recipe.SIZE)
+    task = recipe.SourceToAnswer(
+        model=recipe.aligner(recipe.LAYOUT, 0, begin=tokenizer.token_to_id(recipe.BEGIN)), size=recipe.SIZE
+    )
     assert recipe.right_tokens(task, rows) > 0.8  # a model with random weights has none
     rows.tokens[:, : recipe.SIZE] = 7
     assert recipe.right_tokens(task, rows) < 0.1, "it does not read its source"
 
 
-@pytest.mark.parametrize("change", [{"num_decoder_layers": 3}, {"num_heads": 2}, {"d_kv": 16}])
+@pytest.mark.parametrize(
+    "change", [{"num_decoder_layers": 3}, {"num_heads": 4}, {"d_kv": 16}, {"relative_attention_num_buckets": 32}]
+)
 def test_a_layout_without_room_for_an_aligner_is_refused(recipe, change):
     with pytest.raises(ValueError, match="an aligner needs 2 layers on both sides"):
-        recipe.aligner(recipe.LAYOUT | change, 0)
+        recipe.aligner(recipe.LAYOUT | change, 0, begin=1)
 
 
 def test_rows_hold_a_source_and_its_answer_which_alone_is_learned(recipe, tmp_path):
@@ -67,16 +71,17 @@ def test_rows_hold_a_source_and_its_answer_which_alone_is_learned(recipe, tmp_pa
     batches = recipe.Edits(made, rows=2, seed=5)
     for edit, row, learned in zip(fitting, batches.tokens, batches.learned, strict=True):
         assert tokenizer.decode(row[:size].tolist()) == edit.prompt
-        assert tokenizer.decode(row[learned].tolist(), skip_special_tokens=False) == f"{edit.answer}<|endoftext|>"
+        assert tokenizer.decode(row[learned].tolist(), skip_special_tokens=False) == (
+            f"{recipe.BEGIN}{edit.answer}<|endoftext|>"
+        )
         assert row[size] == 0, "the answer has its start before it"
 
 
 def test_the_loss_is_that_of_answers_given_their_own_sources(recipe, tmp_path):
     """Rows of sources of different lengths, alone and together."""
     recipe.prepare(tmp_path)
-    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    batches = recipe.Edits(recipe.paired(corrections(4, seed=1), tokenizer, recipe.SIZE), rows=2, seed=5)
-    task = recipe.SourceToAnswer(model=recipe.aligner(recipe.LAYOUT, 0).double(), size=recipe.SIZE)
+    batches = recipe.Edits(recipe.EditTokens.read(tmp_path / "train.npz"), rows=2, seed=5)
+    task = recipe.SourceToAnswer(model=recipe.aligner(recipe.LAYOUT, 0, begin=1).double(), size=recipe.SIZE)
     both = task(batches.batch(0, range(2)), None)
     alone = [float(task(batches.batch(0, range(row, row + 1)), None).loss.detach()) for row in range(2)]
     assert both.rows.tolist() == pytest.approx(alone) and float(both.loss.detach()) == pytest.approx(sum(alone))
