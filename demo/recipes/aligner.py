@@ -107,7 +107,7 @@ def _see_place(state: dict[str, Tensor], layer: str, bias: Tensor, size: int, *,
     width = state[f"{layer}.output.weight"].shape[0]
     plain = width - BACK * CODE - 4 + CONSTANT**2  # the squared length of a token
     usual, first = math.sqrt(width / plain), math.sqrt(width / (plain + FLAG**2))  # what norms multiply with
-    angle = 2 * math.pi / PERIOD * (torch.arange(2 * PERIOD) + ahead)
+    angle = 2 * math.pi / PERIOD * (torch.arange(400) + ahead)
     for head, wave, channel in zip(WAVES, (angle.cos(), angle.sin()), (width - 4, width - 3), strict=True):
         bias[: len(angle), head] = torch.logit((1 + wave) / 2, eps=0.02)
         bias[0, head] = FOUND

@@ -10,6 +10,7 @@ import ast
 import json
 import platform
 from collections.abc import Callable, Iterable
+from difflib import SequenceMatcher
 from pathlib import Path
 from random import Random
 
@@ -21,7 +22,7 @@ from edit_batches import END_OF_TEXT_ID, Edits, EditTokens
 from source_batches import SourceToAnswer, paired
 from tokenizers import Tokenizer, processors
 
-from paceline.api import generate, total
+from paceline.api import Loaded, generate, total
 from paceline.api import load as load_target
 from paceline.bench.corrections import LENGTHS, with_mistakes
 from paceline.bench.editing import Edit, docstrings_of, prose_pieces
@@ -36,7 +37,7 @@ from paceline.train.tasks import Task
 SEED = 20_28
 BEGIN = "<|beginning|>"  # the first token of sources and answers
 SIZE = 192  # tokens of a source, and of an answer, at most
-VOCAB_SIZE, NUM_EDITS, NUM_HELD_OUT, ROWS = 2048, 8000, 40, 8
+VOCAB_SIZE, NUM_EDITS, NUM_HELD_OUT, ROWS = 2048, 8000, 16, 8
 LAYOUT: dict[str, object] = {
     "model_type": "t5",
     "architectures": ["T5ForConditionalGeneration"],
@@ -59,8 +60,8 @@ LAYOUT: dict[str, object] = {
     "decoder_start_token_id": END_OF_TEXT_ID,
 }
 RUN = LoopConfig(
-    schedule=ScheduleSection(steps=600, warmup=30),
-    optimiser=OptimiserSection(learning_rate=2e-3, weight_decay=0.01),
+    schedule=ScheduleSection(steps=300, warmup=30),
+    optimiser=OptimiserSection(learning_rate=5e-4, weight_decay=0.01),  # a higher rate undoes what it begins with
     checkpoints=CheckpointSection(every=50),
     validate_every=50,
     log_every=10,
@@ -139,7 +140,7 @@ def prepare(work: Path) -> None:
 
 
 def train(work: Path) -> None:
-    """The aligner on corrections; the weights that predict most held-out tokens are kept."""
+    """The aligner on corrections; the weights whose held-out outputs are most like the answers are kept."""
     begin = Tokenizer.from_file(str(work / "tokenizer.json")).token_to_id(BEGIN)
     model = aligner(LAYOUT, SEED, begin=begin)
     batches = Edits(EditTokens.read(work / "train.npz"), rows=ROWS, seed=SEED)
@@ -148,8 +149,10 @@ def train(work: Path) -> None:
 
     def validate(task: Task) -> Score:
         assert isinstance(task, SourceToAnswer)
-        share = right_tokens(task, held_out)
-        return Score(value=share, metrics={"validation.right": share})
+        # Right tokens after right ones say little: a model that has learned phrases by heart jumps between them.
+        alike = likeness(task.model, held_out)
+        right = right_tokens(task, held_out)
+        return Score(value=alike, metrics={"validation.alike": alike, "validation.right": right})
 
     trainer = Trainer(task=task, batches=batches, config=RUN, folder=work / "target", validate=validate)
     trainer.run()
@@ -168,6 +171,29 @@ def right_tokens(task: SourceToAnswer, edits: Edits) -> float:
     return sum(right) / len(right)
 
 
+def likeness(model: EncoderDecoderLM, edits: Edits) -> float:
+    """How alike greedy outputs and answers are, from 0 to 1 (difflib, in tokens)."""
+    end = (END_OF_TEXT_ID,)
+    target = Loaded(
+        lm=model, tokenizer=None, eos=end, name="corrections", dtype=torch.float32, config=LAYOUT, start=end
+    )
+    sources, answers = (
+        [[token for token in row if token != END_OF_TEXT_ID] for row in part.tolist()]
+        for part in edits.tokens.split((SIZE, SIZE + 1), dim=1)
+    )
+    outputs = generate(
+        target,
+        [[*source, END_OF_TEXT_ID] for source in sources],
+        drafter="copy",
+        num_draft_tokens=NUM_DRAFT_TOKENS,
+        max_tokens=SIZE,
+        temperature=0,
+    )
+    pairs = zip(answers, outputs, strict=True)
+    alike = [SequenceMatcher(None, answer, list(one.token_ids), autojunk=False).ratio() for answer, one in pairs]
+    return sum(alike) / len(alike)
+
+
 def evaluate(work: Path) -> None:
     """The target as shipped, on texts that chose nothing: right answers, and tokens per step; its card."""
     target = load_target(work / "export", dtype=torch.float32)
@@ -179,10 +205,12 @@ def evaluate(work: Path) -> None:
         outputs = generate(
             target, prompts, drafter=drafter, num_draft_tokens=NUM_DRAFT_TOKENS, max_tokens=2 * SIZE, temperature=0
         )
-        exact = [output.text == edit.answer for output, edit in zip(outputs, edits, strict=True)]
-        figures["share of answers that are right to the last character"] = sum(exact) / len(exact)
+        pairs = list(zip(edits, outputs, strict=True))
+        alike = [SequenceMatcher(None, edit.answer, one.text, autojunk=False).ratio() for edit, one in pairs]
+        figures["likeness of outputs and answers (difflib)"] = sum(alike) / len(alike)
+        figures["share of answers that are right to the last character"] = alike.count(1.0) / len(alike)
         figures[f"tokens per step, {drafter} at k = {NUM_DRAFT_TOKENS}"] = total(outputs).mean_acceptance_length
-        texts = [[edit.prompt, edit.answer, output.text] for edit, output in zip(edits, outputs, strict=True)]
+        texts = [[edit.prompt, edit.answer, output.text] for edit, output in pairs]
         (work / "outputs.json").write_text(json.dumps(texts, indent=1) + "\n", encoding="utf-8")
     card = CARD.format(
         parameters=sum(parameter.numel() for parameter in target.lm.parameters()),

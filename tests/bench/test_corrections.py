@@ -55,5 +55,5 @@ def test_a_sentence_begins_small_only_behind_a_full_stop():
 
 
 @pytest.mark.parametrize("text", ["We take form and all that.", "It is that that counts.", "42"])
-def test_texts_in_which_mistakes_could_not_be_told_are_left_out(text):
+def test_texts_in_which_mistakes_look_right_are_left_out(text):
     assert with_mistakes(text, Random(0)) is None
