@@ -144,10 +144,11 @@ bench-drafters: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-edit-200M  ## Al
 bench-gpu: $(STAMP)  ## A target of 8 billion parameters made on a GPU: plain beside its bandwidth, drafted beside transformers
 	$(BIN)/python -m benchmarks gpu --output docs/benchmarks/gpu.jsonl
 
-bench-corrections: $(STAMP) $(MODELS)/target-correct  ## Copies from what an encoder reads beside plain decoding, at batch 1 and 8 (about 10 minutes; goes on after an interruption)
-	$(BIN)/paceline bench --together --suite correct --target $(MODELS)/target-correct --dtype float32 --threads 1 \
-	  --k 16,32 --batch 1,8 --num-prompts 8 --max-tokens 128 --attempts $(ATTEMPTS) --drafter copy --drafter ngram \
-	  --drafter suffix:max_tokens=0 --drafter copy+suffix:max_tokens=0 --output $(REPORTS)/corrections.jsonl
+bench-corrections: export OMP_NUM_THREADS := 1
+bench-corrections: $(STAMP) $(MODELS)/target-correct  ## Copies from what an encoder reads beside plain decoding, at batch 1 and 8 (some minutes; goes on after an interruption)
+	$(BIN)/python -m benchmarks drafters --target $(MODELS)/target-correct --suites correct --dtype float32 \
+	  --drafters copy,suffix,ngram,auto --batch 1,8 --num-prompts 8 \
+	  --max-tokens 128 --repeats 2 --processor-time --output $(REPORTS)/corrections.jsonl
 
 endurance: $(STAMP)  ## Ten thousand steps, and whether memory grows (some minutes)
 	$(BIN)/python -m benchmarks endurance

@@ -15,11 +15,10 @@ FEWEST, MOST = 2, 6  # mistakes of a text
 ABBREVIATIONS = frozenset({"e.g.", "i.e.", "etc.", "vs.", "cf."})  # no sentence begins after them
 
 
-def with_mistakes(text: str, random: Random, *, most: int = MOST) -> Edit | None:
+def with_mistakes(text: str, random: Random) -> Edit | None:
     """``text`` as the answer, and as the prompt with mistakes of four kinds; None where one could not be told from it.
 
-    There are FEWEST to ``most`` of them, those at one place counted each. Words are misspelt or doubled, "a" stands for
-    "an" or the other way round, sentences begin with a small letter.
+    Words are misspelt or doubled, "a" stands for "an" or the other way round, sentences begin with a small letter.
     """
     words = text.split(" ")
     if not set(words).isdisjoint(MISSPELT.values()) or any(first == second for first, second in pairwise(words)):
@@ -37,7 +36,7 @@ def with_mistakes(text: str, random: Random, *, most: int = MOST) -> Edit | None
     kinds = [places for places in kinds if places]
     if not kinds:
         return None
-    for _ in range(random.randint(FEWEST, most)):
+    for _ in range(random.randint(FEWEST, MOST)):
         places = random.choice(kinds)
         at = random.choice(list(places))
         words[at] = places[at]
