@@ -147,7 +147,7 @@ bench-gpu: $(STAMP)  ## A target of 8 billion parameters made on a GPU: plain be
 bench-corrections: export OMP_NUM_THREADS := 1
 bench-corrections: $(STAMP) $(MODELS)/target-correct  ## Copies from what an encoder reads beside plain decoding, at batch 1 and 8 (some minutes; goes on after an interruption)
 	$(BIN)/python -m benchmarks drafters --target $(MODELS)/target-correct --suites correct --dtype float32 \
-	  --drafters copy,suffix,ngram,auto --batch 1,8 --num-prompts 8 \
+	  --drafters copy --drafters suffix --drafters ngram --drafters auto --batch 1,8 --num-prompts 8 \
 	  --max-tokens 128 --repeats 2 --processor-time --output $(REPORTS)/corrections.jsonl
 
 endurance: $(STAMP)  ## Ten thousand steps, and whether memory grows (some minutes)
