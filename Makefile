@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads zoo zoo-train clean
+.PHONY: demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters bench-corrections experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads zoo zoo-train clean
 
 $(RUNS): pyproject.toml constraints.txt demo/pyproject.toml
 	@echo "Installing Paceline, PyTorch and the embedded models into $(VENV): about a minute, and what is to be downloaded"
@@ -73,6 +73,13 @@ $(MODELS)/target-edit: | $(STAMP)
 	cp -r build/edits/export $@.part
 	mv $@.part $@
 
+# An encoder-decoder that corrects, for drafters that copy from what an encoder reads; its training resumes too.
+$(MODELS)/target-correct: | $(STAMP)
+	$(BIN)/python demo/recipes/correcting.py build/corrections
+	rm -rf $@.part && mkdir -p $(MODELS)
+	cp -r build/corrections/export $@.part
+	mv $@.part $@
+
 $(MODELS)/target-edit-200M: | $(MODELS)/target-edit
 	rm -rf $@.part
 	$(BIN)/python -m benchmarks inflate --model $(MODELS)/target-edit --dtype bfloat16 --name paceline-demo-target-edit \
@@ -136,6 +143,12 @@ bench-drafters: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-edit-200M  ## Al
 
 bench-gpu: $(STAMP)  ## A target of 8 billion parameters made on a GPU: plain beside its bandwidth, drafted beside transformers
 	$(BIN)/python -m benchmarks gpu --output docs/benchmarks/gpu.jsonl
+
+bench-corrections: export OMP_NUM_THREADS := 1
+bench-corrections: $(STAMP) $(MODELS)/target-correct  ## Copies from what an encoder reads beside plain decoding, at batch 1 and 8 (some minutes; goes on after an interruption)
+	$(BIN)/python -m benchmarks drafters --target $(MODELS)/target-correct --suites correct --dtype float32 \
+	  --drafters copy --drafters suffix --drafters ngram --drafters auto --batch 1,8 --num-prompts 8 \
+	  --max-tokens 128 --repeats 2 --processor-time --output $(REPORTS)/corrections.jsonl
 
 endurance: $(STAMP)  ## Ten thousand steps, and whether memory grows (some minutes)
 	$(BIN)/python -m benchmarks endurance

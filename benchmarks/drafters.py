@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, ClassVar
 
@@ -76,27 +77,29 @@ class Line:
     void: bool
 
 
-def drafters_of(names: Sequence[str], target: Loaded, draft: Loaded) -> dict[str, DrafterLike]:
-    """What each name stands for. Raises ValueError for others."""
-    known: dict[str, DrafterLike] = {
-        **{name: name for name in (*COPYING, "lookahead", "auto")},
-        "layer_skip": "layer_skip:on_the_fly=true",
-        "model": draft,
-        "model < ngram": f"model:{draft.name} < ngram",
-        "model x2 + ngram": f"model:{draft.name} x2 + ngram",
-        "slem": f"model:draft={draft.name},vocabulary=slem",
-        "auto + model": ["auto", draft],
-    }
+def drafters_of(names: Sequence[str], draft: Loaded | None) -> dict[str, DrafterLike]:
+    """What each name stands for. Raises ValueError for others, and for those that need a draft model without one."""
+    known: dict[str, DrafterLike] = {name: name for name in (*COPYING, "lookahead", "auto")}
+    known["layer_skip"] = "layer_skip:on_the_fly=true"
+    if draft is not None:
+        known |= {
+            "model": draft,
+            "model < ngram": f"model:{draft.name} < ngram",
+            "model x2 + ngram": f"model:{draft.name} x2 + ngram",
+            "slem": f"model:draft={draft.name},vocabulary=slem",
+            "auto + model": ["auto", draft],
+        }
     unknown = set(names) - known.keys()
     if unknown:
-        raise ValueError(f"--drafters {', '.join(sorted(unknown))}: known are {', '.join(known)}")
+        instead = "" if draft is not None else ", without --draft"
+        raise ValueError(f"--drafters {', '.join(sorted(unknown))}: known are {', '.join(known)}{instead}")
     return {name: known[name] for name in names}
 
 
 def measure(
     cells: Sequence[Cell],
     *,
-    target: Loaded,
+    targets: Mapping[str, Loaded],
     drafters: Mapping[str, DrafterLike],
     num_prompts: int,
     timing: Timing,
@@ -104,13 +107,15 @@ def measure(
     run: str,
     say: Progress,
 ) -> None:
-    """Put into ``raw`` what it lacks of ``cells``."""
+    """Put into ``raw`` what it lacks of ``cells``; ``targets`` are those of every side."""
     for cell, identity in missing(raw, cells, run_cells("drafters", run), say):
-        prompts = [encode(target, text) for text in prompts_of(cell.suite, max(num_prompts, cell.batch_size), seed=0)]
+        prompts = [
+            encode(targets[PLAIN], text) for text in prompts_of(cell.suite, max(num_prompts, cell.batch_size), seed=0)
+        ]
         length = longest(prompts) + cell.max_tokens
         made: dict[str, DrafterLike] = {PLAIN: None, **drafters, CONTROL: None}
         sides = decode_sides(
-            {name: partial(_engine, cell, target, drafter, length) for name, drafter in made.items()},
+            {name: partial(_engine, cell, targets[name], drafter, length) for name, drafter in made.items()},
             prompts,
             [SamplingParams(max_tokens=cell.max_tokens, temperature=0.0, ignore_eos=True)] * len(prompts),
             what=cell.name,
@@ -198,16 +203,19 @@ class DrafterStudy(Study):
         """Raise ValueError for options that mean nothing."""
         check_counts(batch=self.batch, max_tokens=self.max_tokens, num_prompts=self.num_prompts)
         check_counts(least=2, repeats=self.repeats)
-        pair_of(self.target, self.draft)
+        self._paths()
         for rows in self.batch:
             if max(rows, self.num_prompts) % rows:
                 raise ValueError(f"{self.num_prompts} prompts make no batches of {rows}; give a multiple of it")
 
     def measure(self, raw: RawFile, say: Progress) -> None:
         """Put into ``raw`` what it lacks."""
-        paths = pair_of(self.target, self.draft)
-        target, draft = (load(path, dtype=self.dtype, device="cpu") for path in paths)
-        drafters = drafters_of(self.drafters, target, draft)
+        paths = self._paths()
+        models = {use: load(path, dtype=self.dtype, device="cpu") for use, path in paths.items()}
+        target, drafters = models["target"], drafters_of(self.drafters, models.get("draft"))
+        targets = dict.fromkeys((PLAIN, *drafters, CONTROL), target)
+        if target.lm.context_inputs:  # an encoder reads equal inputs once: each side has one of its own
+            targets = {name: load(paths["target"], dtype=self.dtype, device="cpu") for name in targets}
         timing = Timing(repeats=self.repeats, seconds=0.0, processor_time=self.processor_time)
         choices = {
             "isa": current_set(),
@@ -216,14 +224,14 @@ class DrafterStudy(Study):
             "drafters": list(drafters),
             "processor_time": self.processor_time,
         }
-        run = raw.begin(conditions_of(named(paths), target.dtype, **choices), date)
+        run = raw.begin(conditions_of(paths, target.dtype, **choices), date)
         cells = [
             Cell(suite=suite, batch_size=rows, max_tokens=self.max_tokens)
             for rows, suite in product(self.batch, self.suites)
         ]
         measure(
             cells,
-            target=target,
+            targets=targets,
             drafters=drafters,
             num_prompts=self.num_prompts,
             timing=timing,
@@ -231,6 +239,13 @@ class DrafterStudy(Study):
             run=run,
             say=say,
         )
+
+    def _paths(self) -> dict[str, Path]:
+        """Directories by what they are for; a target may come without a draft, where no drafter needs one."""
+        if self.target is not None and self.draft is None:
+            drafters_of(self.drafters, None)
+            return {"target": self.target}
+        return named(pair_of(self.target, self.draft))
 
     def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Line]]:
         """A table for every batch size: each suite, then all of them together."""

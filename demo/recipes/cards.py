@@ -44,7 +44,7 @@ def write_model_files(folder: Path, raw: dict[str, object], tokenizer: Path, car
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END_OF_TEXT,
         "pad_token": END_OF_TEXT,
-        "model_max_length": raw["max_position_embeddings"],
+        "model_max_length": raw.get("max_position_embeddings", raw.get("n_positions")),
         "clean_up_tokenization_spaces": False,
     }
     _write_json(folder / "tokenizer_config.json", settings)

@@ -99,3 +99,27 @@ class Naive:
 
     def __call__(self, ids):
         return self.model(**self.inputs, decoder_input_ids=ids, use_cache=False)
+
+
+@torch.no_grad()
+def copying_model(edits=None, sharpness=30.0):
+    """A BART in float64 that says its source, one token after another, with tokens replaced by ``edits``.
+
+    Of d_model channels VOCAB are a token's and the others a position's, one each; cross-attention finds the position.
+    """
+    width, places = 192, 192 - VOCAB
+    sizes = dict(encoder_layers=1, decoder_layers=1, encoder_attention_heads=1, decoder_attention_heads=1)
+    fields = BART | sizes | dict(d_model=width, max_position_embeddings=places - 2)
+    made = BartForConditionalGeneration(BartConfig(**{**fields, **SPECIAL})).to(torch.float64).eval()
+    for name, tensor in made.state_dict().items():
+        tensor.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+    model = made.model
+    model.shared.weight.copy_(torch.eye(VOCAB, width))
+    for table in (model.encoder.embed_positions, model.decoder.embed_positions):
+        table.weight[:, VOCAB:] = torch.eye(places)
+    attention, place = model.decoder.layers[0].encoder_attn, torch.arange(VOCAB, width)
+    attention.q_proj.weight[place, place], attention.k_proj.weight[place, place] = sharpness, 1.0
+    said = torch.tensor([(edits or {}).get(token, token) for token in range(VOCAB)])
+    attention.v_proj.weight[said, torch.arange(VOCAB)] = 10.0
+    attention.out_proj.weight.copy_(torch.eye(width))
+    return made

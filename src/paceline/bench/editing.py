@@ -76,7 +76,7 @@ def pieces_of(source: str, name: str, lengths: Mapping[str, Lengths] = FULL) -> 
     tree = ast.parse(source)
     return [
         *(Piece("edit-code", text) for text in _code(source, tree, lengths["edit-code"])),
-        *(Piece("edit-text", text) for text in prose_pieces(_docstrings(tree), lengths["edit-text"])),
+        *(Piece("edit-text", text) for text in prose_pieces(docstrings_of(tree), lengths["edit-text"])),
         *(Piece("edit-json", text) for text in _documents(tree, name, lengths["edit-json"])),
     ]
 
@@ -165,7 +165,8 @@ def _code(source: str, tree: ast.Module, lengths: Lengths) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _docstrings(tree: ast.Module) -> list[str]:
+def docstrings_of(tree: ast.Module) -> list[str]:
+    """Of a module, its classes and its functions; empty where there is none."""
     nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef))
     return [ast.get_docstring(node) or "" for node in nodes]
 

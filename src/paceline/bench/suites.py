@@ -11,7 +11,8 @@ from random import Random
 from textwrap import dedent
 from typing import Protocol, TypeVar
 
-from paceline.bench.editing import TASKS, Edit, Piece, make_edit, pieces_of
+from paceline.bench.corrections import LENGTHS, with_mistakes
+from paceline.bench.editing import TASKS, Edit, Piece, docstrings_of, make_edit, pieces_of, prose_pieces
 
 T = TypeVar("T")
 
@@ -165,6 +166,18 @@ def edits(count: int, *, seed: int) -> list[Edit]:
     return [one for group in zip(*groups, strict=True) for one in group][:count]
 
 
+def correct(count: int, *, seed: int) -> list[str]:
+    """English with mistakes, and nothing said about it: for an encoder-decoder that corrects."""
+    return [made.prompt for made in corrections(count, seed=seed)]
+
+
+def corrections(count: int, *, seed: int) -> list[Edit]:
+    """The texts of ``correct`` with their answers."""
+    random = Random(seed)
+    made = [with_mistakes(text, random) for text in _texts()]
+    return choose([one for one in made if one is not None], count, seed=seed)
+
+
 def chat(count: int, *, seed: int) -> list[str]:
     """The beginning of a conversation."""
     return [f"User: {question}\n\nAssistant:" for question in choose(QUESTIONS, count, seed=seed)]
@@ -179,7 +192,15 @@ def mixed(count: int, *, seed: int) -> list[str]:
 
 MIXED = ("code", "prose", "copy")  # what mixed takes in turn
 CATEGORIES = {"mixed": MIXED, "edit": TASKS}
-SUITES: dict[str, Suite] = {"code": code, "prose": prose, "copy": copy, "edit": edit, "chat": chat, "mixed": mixed}
+SUITES: dict[str, Suite] = {
+    "code": code,
+    "prose": prose,
+    "copy": copy,
+    "edit": edit,
+    "correct": correct,
+    "chat": chat,
+    "mixed": mixed,
+}
 
 
 def prompts_of(suite: str, count: int, *, seed: int) -> list[str]:
@@ -252,14 +273,19 @@ def _pieces() -> tuple[Piece, ...]:
 
 
 @cache
+def _texts() -> tuple[str, ...]:
+    """What can be corrected in LIBRARY."""
+    docstrings = (text for name in LIBRARY for text in docstrings_of(ast.parse(_source(name))))
+    return tuple(prose_pieces(docstrings, LENGTHS))
+
+
+@cache
 def _paragraphs() -> tuple[str, ...]:
     """First halves of the longer paragraphs of LIBRARY's docstrings, on one line."""
     found: list[str] = []
     for name in LIBRARY:
-        for node in ast.walk(ast.parse(_source(name))):
-            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                continue
-            for paragraph in (ast.get_docstring(node) or "").split("\n\n"):
+        for docstring in docstrings_of(ast.parse(_source(name))):
+            for paragraph in docstring.split("\n\n"):
                 words = paragraph.split()
                 if len(words) >= 45 and all(word.isascii() for word in words) and ">>>" not in words:
                     found.append(" ".join(words[: len(words) // 2]))

@@ -10,6 +10,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from paceline.core.host import integers
+
 
 @final
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -30,6 +32,10 @@ class Context:
     def __hash__(self) -> int:
         return hash(frozenset((name, tensor.shape) for name, tensor in self.inputs.items()))
 
+    def token_ids(self, name: str) -> list[int]:
+        """Those of an input, on the host; none where something else was given in its place."""
+        return integers(self.inputs[name]) if name in self.inputs else []
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,7 @@ class ContextInput:
     min_shape: tuple[int, ...]
     max_shape: tuple[int, ...]
     vocab_size: int | None = None  # of token ids; None: the input is floating-point numbers
+    is_source: bool = False  # an encoder reads it: what the output is made of, where others have a prompt
     instead: "tuple[str, ContextInput] | None" = None
 
     def __str__(self) -> str:
@@ -85,6 +92,16 @@ def check_context(inputs: Mapping[str, ContextInput], context: Context | None) -
             if not tensor.is_floating_point() and tensor.numel():
                 found += f" with values {int(tensor.min())}..{int(tensor.max())}"
             raise ValueError(f"context '{name}' is {found}, and the target reads {inputs[name]}")
+
+
+def reads_source(inputs: Mapping[str, ContextInput]) -> bool:
+    """Whether an encoder reads one of the ``inputs``."""
+    return any(one.is_source for one in inputs.values())
+
+
+def token_source(inputs: Mapping[str, ContextInput]) -> str | None:
+    """The input of token ids that an encoder reads, which the output may copy; None where there is none."""
+    return next((name for name, one in inputs.items() if one.is_source and one.vocab_size is not None), None)
 
 
 def describe(inputs: Mapping[str, ContextInput]) -> str:

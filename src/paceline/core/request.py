@@ -121,6 +121,12 @@ class Request:
         if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
             raise ValueError(f"num_draft_tokens={self.num_draft_tokens}: give 0 or more")
 
+    def source(self, name: str | None) -> Sequence[int]:
+        """The tokens that the output may copy: those of the context's input ``name`` (None: of the prompt)."""
+        if name is None:
+            return self.tokens
+        return [] if self.context is None else self.context.token_ids(name)
+
     @property
     def processors(self) -> Processing:
         """``processing``, and stop tokens that wait for ``min_tokens``."""

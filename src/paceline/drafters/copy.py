@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
+from paceline.core.context import describe, reads_source, token_source
 from paceline.core.host_draft import HostDraft
 from paceline.core.request import Request
 from paceline.core.token_index import MAX_OCCURRENCES, TokenIndex
@@ -35,11 +36,13 @@ class _Copying:
 class CopyDrafter(HostDrafter):
     """Copies the source, as far as it goes, from where the output's last tokens stand in it.
 
-    The source is the prompt, or ``source`` (None) for every request. While the output follows it, all that is left of
+    The source is the prompt, or what the encoder of an encoder-decoder reads, or ``source`` (None) for every request.
+    An encoder's source is copied from its first token on. While the output follows it, all that is left of
     it is the draft. Where the output departs from it, the draft goes on after the nearest equal token, at most 32
     tokens away, or, while there is none, one token further on, as after a replaced word. Elsewhere it begins again
     where the output's last ``min_match`` (3) to ``max_match`` (32) tokens stand, the longest match first, and of equal
-    ones the first behind the last copy. Raises ValueError for options out of range.
+    ones the first behind the last copy. Raises ValueError for options out of range, and for a target whose encoder
+    reads no tokens, unless there is a ``source``.
     """
 
     origins = ("copy",)
@@ -50,19 +53,29 @@ class CopyDrafter(HostDrafter):
             raise ValueError(f"min_match={min_match}, max_match={max_match}: need 1 <= min_match <= max_match <= 256")
         self.min_match, self.max_match, self.source = min_match, max_match, source
         self._rows: dict[int, _Copying] = {}
+        self._input: str | None = None  # of the context: what is copied in the place of the prompt
 
     def start(self, context: DrafterContext) -> None:
-        """Nothing is copied yet."""
+        """Nothing is copied yet. Raises ValueError for a target whose requests have no tokens to copy."""
+        reads = context.target.context_inputs
+        self._input = token_source(reads)
+        if self.source is None and self._input is None and reads_source(reads):
+            raise ValueError(
+                f"the drafter 'copy' and a target that reads {describe(reads)}: there are no tokens to copy; leave it "
+                "out, or give the tokens, as CopyDrafter(source=...)"
+            )
         self._rows.clear()
 
     def begin(self, row: int, request: Request) -> None:
-        """Index the prompt, and look for its end within it: the output may begin with a copy."""
+        """Index the source, and look for the end of the prompt within it: the output may begin with a copy."""
         index = self._rows[row].index if row in self._rows else new_index()
-        source = tuple(request.tokens if self.source is None else self.source)
+        source = tuple(request.source(self._input) if self.source is None else self.source)
         index.clear()
         index.append(source)
         known = frozenset(zip(*(source[first:] for first in range(self.min_match)), strict=False))
         copying = self._rows[row] = _Copying(source=source, index=index, known=known, seen=len(request.tokens))
+        if self.source is None and self._input is not None:
+            copying.at, copying.run = 0, 1  # the start of the output is that of the source
         self._find(copying, request.tokens)
 
     def propose(self, sequences: Mapping[int, Sequence[int]], num_draft_tokens: int) -> Mapping[int, HostDraft]:

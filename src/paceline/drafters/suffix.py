@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
+from paceline.core.context import token_source
 from paceline.core.host_draft import HostDraft
 from paceline.core.request import Request
 from paceline.core.token_index import (
@@ -26,7 +27,8 @@ SUFFIX = ".outputs"  # of a store's file
 
 @final
 class SuffixDrafter(HostDrafter):
-    """Copies from the sequence and from earlier outputs what most often followed its last tokens (2411.04975).
+    """Copies from the sequence, from its encoder's tokens, and from earlier outputs what most often followed its last
+    tokens (2411.04975).
 
     Of the latest occurrences of the last tokens, ``min_match`` (1) to ``max_match`` (64) of them, it takes those whose
     continuations promise most accepted tokens by their counts. A draft has at most ``factor`` (2.0) times as many
@@ -103,6 +105,7 @@ class SuffixDrafter(HostDrafter):
         self._indices = [new_index() for _ in range(context.rows)]
         self._num_known = [0] * context.rows  # tokens of each row that its index has
         self._prompt_length, self._store_name = [0] * context.rows, [""] * context.rows
+        self._input = token_source(context.target.context_inputs)
         self._names = self.vocabulary or f"{context.vocab_size} tokens"
         self._kernel = None
         if context.max_draft_tokens and isinstance(self._indices[0], KernelTokenIndex):
@@ -111,8 +114,10 @@ class SuffixDrafter(HostDrafter):
         self._store("")
 
     def begin(self, row: int, request: Request) -> None:
-        """Index the prompt."""
+        """Index the prompt, behind what an encoder reads."""
         self._indices[row].clear()
+        if self._input is not None:
+            self._indices[row].append(request.source(self._input))
         self._indices[row].append(request.tokens)
         self._num_known[row] = self._prompt_length[row] = len(request.tokens)
         self._store_name[row] = request.draft_store

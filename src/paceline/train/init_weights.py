@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from paceline.models.loading import build, configure
+from paceline.models.loading import build, configure, make_decoder
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.fused_weights import split_parts
 
@@ -20,7 +20,7 @@ def random_model(raw: Mapping[str, Any], seed: int) -> DecoderLM:
     config = configure(dict(raw), "a model from scratch")
     generator = torch.Generator().manual_seed(seed)
     with torch.device("meta"):
-        shapes = {name: part.shape for name, part in split_parts(config, DecoderLM(config).state_dict()).items()}
+        shapes = {name: part.shape for name, part in split_parts(config, make_decoder(config).state_dict()).items()}
     state = {}
     for name, shape in shapes.items():
         if len(shape) == 1:

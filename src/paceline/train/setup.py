@@ -143,12 +143,14 @@ def choose_draft_vocabs(task: Task, data: PreparedData) -> None:
 def _load(section: ModelSection, *, dtype: torch.dtype, seed: int, device: torch.device) -> LoadedModel:
     if section.path is not None:
         folder = hub.fetch(section.path, None) if is_hub_id(section.path) else Path(section.path)
-        lm = load(folder, dtype=dtype, device=device)
-        if lm.context_inputs:
-            raise ModelError(f"{folder} is an encoder-decoder, which is not trained here: give a decoder-only model")
-        return LoadedModel(lm=lm, raw=dict(read_config(folder)), folder=folder)
-    raw = dict(section.config or {})
-    return LoadedModel(lm=random_model(raw, seed).to(device), raw=raw, folder=None)
+        found = LoadedModel(lm=load(folder, dtype=dtype, device=device), raw=dict(read_config(folder)), folder=folder)
+    else:
+        raw = dict(section.config or {})
+        found = LoadedModel(lm=random_model(raw, seed).to(device), raw=raw, folder=None)
+    if found.lm.context_inputs:
+        named = found.folder or "a model from scratch"
+        raise ModelError(f"{named} is an encoder-decoder, which is not trained here: give a decoder-only model")
+    return found
 
 
 def check_lengths(config: TrainConfig, longest: int) -> None:

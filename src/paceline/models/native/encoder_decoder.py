@@ -63,14 +63,17 @@ class EncoderDecoderLM(DecoderLM):
         config = self.reads_from.config
         assert config.cross is not None
         most, size = config.cross.max_source, config.cross.source_size
-        states = ContextInput(min_shape=(1, size), max_shape=(most, size))
+        states = ContextInput(min_shape=(1, size), max_shape=(most, size), is_source=True)
         if config.encoder is None:
             return {STATES: states}
         instead, features = (STATES, states), config.encoder.num_features
         if features is not None:
             frames = (features, 2 * most)
-            return {FRAMES: ContextInput(min_shape=frames, max_shape=frames, instead=instead)}
-        return {TOKENS: ContextInput(min_shape=(1,), max_shape=(most,), vocab_size=config.vocab_size, instead=instead)}
+            return {FRAMES: ContextInput(min_shape=frames, max_shape=frames, is_source=True, instead=instead)}
+        ids = config.vocab_size
+        return {
+            TOKENS: ContextInput(min_shape=(1,), max_shape=(most,), vocab_size=ids, is_source=True, instead=instead)
+        }
 
     @property
     def context_bytes(self) -> int:
