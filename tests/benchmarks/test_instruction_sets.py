@@ -15,9 +15,12 @@ COMMITTED = Path(__file__).parents[2] / "docs" / "benchmarks"
 @pytest.mark.parametrize("precision", study.PRECISIONS)
 def test_every_precision_is_multiplied_by_the_kernel_of_its_set(precision, monkeypatch):
     loaded = []
-    monkeypatch.setattr("paceline.models.cpu.gemm.load_kernel", lambda isa: loaded.append(isa) or load_kernel(isa))
+    monkeypatch.setattr(
+        "paceline.models.cpu.packed_weights.load_kernel", lambda isa: loaded.append(isa) or load_kernel(isa)
+    )
     turns = turns_of(Cell(isa=current_set(), precision=precision), layers=1, rows=[1, 3, 12])
-    assert loaded == [current_set()] * len(study.SHAPES)
+    # None: the layouts that its current library reads
+    assert [isa for isa in loaded if isa is not None] == [current_set()] * len(study.SHAPES)
     assert list(turns.calls) == ["1", "3", AGAIN, "12", SUMS, GREATEST]
     outputs = turns.calls["3"]()
     assert [tuple(one.shape) for one in outputs] == [(3, shape[0]) for shape in study.SHAPES]
