@@ -5,7 +5,6 @@ is trained on texts of the library's training split in which mistakes are made. 
 ``python demo/recipes/correcting.py WORK [PHASE ...]``; each phase writes files into WORK that the next reads.
 """
 
-import argparse
 import ast
 import json
 import platform
@@ -19,6 +18,7 @@ from aligner import aligner
 from cards import write_model_files
 from corpus import END_OF_TEXT, train_tokenizer
 from edit_batches import END_OF_TEXT_ID, Edits, EditTokens
+from phases import run_phases
 from source_batches import SourceToAnswer, paired
 from tokenizers import Tokenizer, processors
 
@@ -230,18 +230,5 @@ def evaluate(work: Path) -> None:
 PHASES: dict[str, Callable[[Path], None]] = {"prepare": prepare, "train": train, "evaluate": evaluate}
 
 
-def main() -> None:
-    """Run the given phases, by default all."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", type=Path)
-    parser.add_argument(
-        "phases", nargs="*", choices=[[], *PHASES], default=[], metavar="PHASE", help=f"one of {', '.join(PHASES)}"
-    )
-    arguments = parser.parse_args()
-    for name in arguments.phases or PHASES:
-        print(f"{name} ...", flush=True)
-        PHASES[name](arguments.work)
-
-
 if __name__ == "__main__":
-    main()
+    run_phases(PHASES, __doc__)

@@ -5,7 +5,6 @@ layers; it begins as a copier (copier.py) and is trained on edits of the library
 ``python demo/recipes/editing.py EMBEDDED WORK [PHASE ...]``; each phase writes files into WORK that the next reads.
 """
 
-import argparse
 import json
 import platform
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from cards import write_model_files
 from copier import copier
 from crops import Stages
 from edit_batches import Edits, EditTokens, draw_edits, pieces_by_task, tokenized
+from phases import run_phases
 from tokenizers import Tokenizer
 
 from paceline.api import generate, total
@@ -210,21 +210,7 @@ def _as_text(value: object) -> str:
 PHASES: dict[str, Callable[[Path, Path], None]] = {"prepare": prepare, "train": train, "evaluate": evaluate}
 
 
-def main() -> None:
-    """Run the given phases, by default all."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "embedded", type=Path, help="directory of the embedded target, whose tokenizer and widths it has"
-    )
-    parser.add_argument("work", type=Path)
-    parser.add_argument(
-        "phases", nargs="*", choices=[[], *PHASES], default=[], metavar="PHASE", help=f"one of {', '.join(PHASES)}"
-    )
-    arguments = parser.parse_args()
-    for name in arguments.phases or PHASES:
-        print(f"{name} ...", flush=True)
-        PHASES[name](arguments.embedded, arguments.work)
-
-
 if __name__ == "__main__":
-    main()
+    run_phases(
+        PHASES, __doc__, before={"embedded": "directory of the embedded target, whose tokenizer and widths it has"}
+    )

@@ -3,7 +3,6 @@
 Run as ``python demo/recipes/models.py WORK [PHASE ...]``; each phase writes files into WORK that the next reads.
 """
 
-import argparse
 import json
 import platform
 import shutil
@@ -15,6 +14,7 @@ import torch
 from cards import make_card, write_model_files
 from corpus import encode, train_tokenizer
 from crops import Crops, Stages
+from phases import run_phases
 from regenerate import regenerate
 
 from paceline.core.sampling import Sampling
@@ -250,18 +250,5 @@ PHASES: dict[str, Callable[[Path], None]] = {
 }
 
 
-def main() -> None:
-    """Run the given phases, by default all."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", type=Path)
-    parser.add_argument(
-        "phases", nargs="*", choices=[[], *PHASES], default=[], metavar="PHASE", help=f"one of {', '.join(PHASES)}"
-    )
-    arguments = parser.parse_args()
-    for name in arguments.phases or PHASES:
-        print(f"{name} ...", flush=True)
-        PHASES[name](arguments.work)
-
-
 if __name__ == "__main__":
-    main()
+    run_phases(PHASES, __doc__)

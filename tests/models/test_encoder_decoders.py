@@ -265,3 +265,19 @@ def test_inputs_that_do_not_fit_are_refused():
         read_prompt(alone, EncoderDecoderPrompt(inputs=[3]))
     found = read_prompt(target, [4, 5])
     assert found.tokens == [START] and found.context.inputs["input_ids"].tolist() == [4, 5]
+
+
+def test_the_time_of_an_encoding_is_shared_by_those_encoded_together():
+    lm = pair("t5")[1]
+    together = [context("t5", seed, size=7) for seed in (91, 92)]
+    assert lm.encoding_seconds(together[0]) == 0.0
+    lm.encode(together)
+    seconds = [lm.encoding_seconds(one) for one in together]
+    assert seconds[0] == seconds[1] > 0.0
+    lm.encode(together)
+    assert [lm.encoding_seconds(one) for one in together] == seconds, "nothing was encoded again"
+
+
+def test_messages_are_refused_by_the_prompts_name():
+    with pytest.raises(ValueError, match="third: an encoder-decoder reads no chat messages"):
+        read_prompt(load(pair("t5")[0]), [{"role": "user", "content": "a"}], name="third")

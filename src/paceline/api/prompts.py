@@ -11,9 +11,9 @@ from torch import Tensor
 
 from paceline.api.loading import Loaded
 from paceline.core.context import Context, describe
+from paceline.models.native.encoder_decoder import TOKENS
 
 Message: TypeAlias = Mapping[str, object]  # {"role": ..., "content": ...}
-TOKENS = "input_ids"  # the encoder input that is made of texts
 
 
 @final
@@ -54,7 +54,7 @@ def read_prompt(target: Loaded, prompt: "Prompt | EncodedPrompt", *, name: str =
     reads = target.lm.context_inputs
     if not reads:
         return EncodedPrompt(encode(target, prompt, name=name))
-    given = prompt if isinstance(prompt, EncoderDecoderPrompt) else EncoderDecoderPrompt(inputs=_plain(prompt))
+    given = prompt if isinstance(prompt, EncoderDecoderPrompt) else EncoderDecoderPrompt(inputs=_plain(prompt, name))
     start = target.start if given.prompt is None else tuple(given.prompt)
     if not start:
         raise ValueError(
@@ -74,11 +74,11 @@ def read_prompt(target: Loaded, prompt: "Prompt | EncodedPrompt", *, name: str =
     return EncodedPrompt(list(start), Context({TOKENS: torch.tensor(tokens)}))
 
 
-def _plain(prompt: "Prompt") -> "str | Sequence[int]":
+def _plain(prompt: "Prompt", name: str) -> "str | Sequence[int]":
     """A prompt that is a text or token ids; messages are refused, because no chat template is for an encoder."""
     assert not isinstance(prompt, EncoderDecoderPrompt)
     if kind_of(prompt) is dict:
-        raise ValueError("an encoder-decoder reads no chat messages: give a text")
+        raise ValueError(f"{name}: an encoder-decoder reads no chat messages: give a text")
     return cast("str | Sequence[int]", prompt)
 
 

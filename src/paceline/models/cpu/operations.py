@@ -1,6 +1,7 @@
 """Writes the operations of a native decoder's parts for the CPU kernel, over the parts' own weights."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -91,54 +92,61 @@ class OperationWriter:
             return
         if kind not in BLOCKS or not isinstance(block, Block):
             raise UnsupportedError(f"a {kind.__name__}")
-        if block.cross is not None and kind not in (Block, NormOfSumBlock):
-            raise UnsupportedError(f"a {kind.__name__} with cross-attention")
-        attention, ffn = Part.ATTENTION in parts, Part.FFN in parts
         if block.embedding_norm is not None:
             yield self.norm(block.embedding_norm, Buffer.STREAM, Buffer.STREAM)
-        if kind is NormOfSumBlock:
-            if attention:
-                yield from self.attention(block.attention, Buffer.STREAM)
-                yield from self.normed_sum(block.attention.output, Buffer.ATTENDED, block.attention_norm)
-            if attention and block.cross is not None and block.cross_norm is not None:
-                yield from self.cross(block.cross, Buffer.STREAM)
-                yield from self.normed_sum(block.cross.output, Buffer.ATTENDED, block.cross_norm)
-            if ffn:
-                yield from self.ffn(block.ffn, Buffer.STREAM)
-                yield from self.normed_sum(block.ffn.down, Buffer.GATED, block.ffn_norm)
-            return
-        if kind is PostNormBlock:
-            if attention:
-                yield from self.attention(block.attention, Buffer.STREAM)
-                yield from self.normed_output(block.attention.output, Buffer.ATTENDED, block.attention_norm)
-            if ffn:
-                yield from self.ffn(block.ffn, Buffer.STREAM)
-                yield from self.normed_output(block.ffn.down, Buffer.GATED, block.ffn_norm)
-            return
-        if attention:
-            first = Buffer.STREAM if isinstance(block.attention_norm, nn.Identity) else Buffer.NORMED
-            if first is Buffer.NORMED:
-                yield self.norm(block.attention_norm, Buffer.STREAM, Buffer.NORMED)
-            yield from self.attention(block.attention, first)
         if kind is ParallelBlock and parts is Part.BOTH:
-            yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.ATTENTION_OUT)
-            yield self.norm(block.ffn_norm, Buffer.STREAM, Buffer.NORMED)
-            yield from self.ffn(block.ffn, Buffer.NORMED)
-            yield self.linear(block.ffn.down, Buffer.GATED, Buffer.NORMED)
-            yield self.add(Buffer.ATTENTION_OUT, Buffer.NORMED)
-            yield self.add(Buffer.NORMED, Buffer.STREAM)
+            yield from self.parallel_block(block)
             return
-        factor = block.factor if isinstance(block, ScaledBlock) else 1.0
-        if attention:
-            yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.STREAM, Kind.LINEAR_ADD, factor)
-        if attention and block.cross is not None and block.cross_norm is not None:
-            yield self.norm(block.cross_norm, Buffer.STREAM, Buffer.NORMED)
-            yield from self.cross(block.cross, Buffer.NORMED)
-            yield self.linear(block.cross.output, Buffer.ATTENDED, Buffer.STREAM, Kind.LINEAR_ADD)
-        if ffn:
-            yield self.norm(block.ffn_norm, Buffer.STREAM, Buffer.NORMED)
-            yield from self.ffn(block.ffn, Buffer.NORMED)
-            yield self.linear(block.ffn.down, Buffer.GATED, Buffer.STREAM, Kind.LINEAR_ADD, factor)
+        if Part.ATTENTION in parts:
+            own, output = block.attention, block.attention.output
+            yield from self.sublayer(block, block.attention_norm, partial(self.attention, own), output)
+            if block.cross is not None and block.cross_norm is not None:
+                cross, output = block.cross, block.cross.output
+                yield from self.sublayer(block, block.cross_norm, partial(self.cross, cross), output)
+        if Part.FFN in parts:
+            output = block.ffn.down
+            yield from self.sublayer(block, block.ffn_norm, partial(self.ffn, block.ffn), output, Buffer.GATED)
+
+    def sublayer(
+        self,
+        block: Block,
+        norm: nn.Module,
+        run: Callable[[Buffer], Iterator[Operation]],
+        output: nn.Linear,
+        made: Buffer = Buffer.ATTENDED,
+    ) -> Iterator[Operation]:
+        """What ``run`` makes of the stream in ``made``, times the matrix ``output``, added to the stream; the norm is
+        where ``block`` has it.
+        """
+        if isinstance(block, NormOfSumBlock):
+            yield from run(Buffer.STREAM)
+            yield self.linear(output, made, Buffer.STREAM, Kind.LINEAR_ADD)
+            yield self.norm(norm, Buffer.STREAM, Buffer.STREAM)
+        elif isinstance(block, PostNormBlock):
+            yield from run(Buffer.STREAM)
+            yield self.linear(output, made, Buffer.NORMED)
+            yield self.norm(norm, Buffer.NORMED, Buffer.NORMED)
+            yield self.add(Buffer.NORMED, Buffer.STREAM)
+        else:
+            first = Buffer.STREAM if isinstance(norm, nn.Identity) else Buffer.NORMED
+            if first is Buffer.NORMED:
+                yield self.norm(norm, Buffer.STREAM, Buffer.NORMED)
+            yield from run(first)
+            factor = block.factor if isinstance(block, ScaledBlock) else 1.0
+            yield self.linear(output, made, Buffer.STREAM, Kind.LINEAR_ADD, factor)
+
+    def parallel_block(self, block: Block) -> Iterator[Operation]:
+        """Attention and feed-forward of the same stream."""
+        if block.cross is not None:
+            raise UnsupportedError("a ParallelBlock with cross-attention")
+        yield self.norm(block.attention_norm, Buffer.STREAM, Buffer.NORMED)
+        yield from self.attention(block.attention, Buffer.NORMED)
+        yield self.linear(block.attention.output, Buffer.ATTENDED, Buffer.ATTENTION_OUT)
+        yield self.norm(block.ffn_norm, Buffer.STREAM, Buffer.NORMED)
+        yield from self.ffn(block.ffn, Buffer.NORMED)
+        yield self.linear(block.ffn.down, Buffer.GATED, Buffer.NORMED)
+        yield self.add(Buffer.ATTENTION_OUT, Buffer.NORMED)
+        yield self.add(Buffer.NORMED, Buffer.STREAM)
 
     def pair_block(self, block: PairBlock) -> Iterator[Operation]:
         """A first layer whose attention reads an embedding and a feature; the residual is the feature."""
@@ -155,17 +163,6 @@ class OperationWriter:
         yield self.norm(block.ffn_norm, Buffer.STREAM, Buffer.NORMED)
         yield from self.ffn(block.ffn, Buffer.NORMED)
         yield self.linear(block.ffn.down, Buffer.GATED, Buffer.STREAM, Kind.LINEAR_ADD)
-
-    def normed_output(self, layer: nn.Linear, source: Buffer, norm: nn.Module) -> Iterator[Operation]:
-        """A sub-layer's last matrix, whose output is normed and added to the stream."""
-        yield self.linear(layer, source, Buffer.NORMED)
-        yield self.norm(norm, Buffer.NORMED, Buffer.NORMED)
-        yield self.add(Buffer.NORMED, Buffer.STREAM)
-
-    def normed_sum(self, layer: nn.Linear, source: Buffer, norm: nn.Module) -> Iterator[Operation]:
-        """A sub-layer's last matrix, whose output is added to the stream, which is normed."""
-        yield self.linear(layer, source, Buffer.STREAM, Kind.LINEAR_ADD)
-        yield self.norm(norm, Buffer.STREAM, Buffer.STREAM)
 
     def cross(self, cross: CrossAttention, source: Buffer) -> Iterator[Operation]:
         """From the input of the attention to an encoder's states to ATTENDED."""

@@ -257,7 +257,8 @@ def set_weight(product: Operation, layer: nn.Linear | nn.Embedding, point: Calla
 
 
 def gemm_with_layer(layer: nn.Linear | nn.Embedding, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """The same with the weight of ``layer`` as stored, quantized or not, its bias, and rows of ``dtype``.
+    """The kernel's product of contiguous rows [B, in] of ``dtype`` with the weight of ``layer`` as stored, quantized or
+    not, and its bias: [B, out].
 
     An embedding table is that of the LM head which is tied to it.
 

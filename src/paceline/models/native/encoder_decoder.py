@@ -4,7 +4,6 @@ The encoder's states become keys and values of every layer's cross-attention, ke
 nodes. B inputs, R rows, L layers, X states, H hidden size of the encoder, K key-value heads, E head size.
 """
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 from weakref import WeakKeyDictionary
@@ -21,6 +20,7 @@ from paceline.models.native.blocks import Block
 from paceline.models.native.config import DecoderConfig
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.encoder import Encoder
+from paceline.models.stopwatch import Stopwatch
 
 TOKENS, FRAMES, STATES = "input_ids", "input_features", "encoder_outputs"  # names of inputs
 ENCODED_AT_ONCE = 256 << 20  # bytes of activations of the inputs that are encoded together
@@ -40,7 +40,7 @@ class EncoderDecoderLM(DecoderLM):
         self.encoder = None if config.encoder is None else Encoder(config.encoder)
         self._shared: tuple[EncoderDecoderLM, ...] = ()  # in a tuple: no part of it
         self._states: WeakKeyDictionary[Context, Tensor] = WeakKeyDictionary()  # of requests that somebody holds
-        self._seconds: WeakKeyDictionary[Context, float] = WeakKeyDictionary()
+        self._times: WeakKeyDictionary[Context, tuple[Stopwatch, int]] = WeakKeyDictionary()  # and of how many
 
     def share_encoder(self, other: "EncoderDecoderLM") -> None:
         """Read what the encoder of ``other`` gives, once for both. Raises ValueError for states of another size."""
@@ -117,16 +117,16 @@ class EncoderDecoderLM(DecoderLM):
             return self.reads_from.encode(contexts)
         new = [context for context in dict.fromkeys(contexts) if context not in self._states]
         for part in self._parts(new):
-            start = self._clock()
+            watch = Stopwatch(self.device)
             for context, states in zip(part, self._encode(part), strict=True):
-                self._states[context] = states
-            seconds = (self._clock() - start) / len(part)
-            self._seconds.update((context, seconds) for context in part)
+                self._states[context], self._times[context] = states, (watch, len(part))
+            watch.stop()
         return [self._states[context] for context in contexts]
 
     def encoding_seconds(self, context: Context) -> float:
         """Seconds in which ``context`` was encoded, an equal share of those encoded with it; 0 if it was not."""
-        return self._seconds.get(context, 0.0)
+        watch, count = self._times.get(context, (None, 1))
+        return 0.0 if watch is None else watch.seconds / count
 
     def encode_inputs(self, inputs: Tensor, length: Tensor) -> Tensor:
         """States [B, X, H] of ``inputs``, token ids [B, T] or frames [B, W, T], of which rows have ``length`` [B]."""
@@ -162,11 +162,6 @@ class EncoderDecoderLM(DecoderLM):
             part.append(context)
         if part:
             yield part
-
-    def _clock(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
 
     def _size(self, context: Context) -> int:
         assert self.encoder is not None
