@@ -169,6 +169,7 @@ def test_table_covers_every_supported_field_of_the_drop_in():
     named = {option.field for option in OPTIONS if option.field is not None and option.refusal is None}
     elsewhere = {"do_sample", "max_length", "min_length", "pad_token_id", "bos_token_id", "max_time"}
     elsewhere |= {"return_dict_in_generate", "output_scores", "output_logits"}
+    elsewhere |= {"decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"}
     drafting = {"num_assistant_tokens", "prompt_lookup_num_tokens", "max_matching_ngram_size"}
     assert named | elsewhere | drafting == set(HONOURED) | (named & {"logits_processor", "negative_prompt_ids"})
 
