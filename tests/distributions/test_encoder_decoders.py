@@ -1,4 +1,4 @@
-"""The joint distribution of several tokens of an encoder-decoder, given its source, is the target's under every verifier.
+"""The joint distribution of tokens of an encoder-decoder, given its source, is the target's under every verifier.
 
 Four groups of rows differ in source, prompt and warping and are decoded in one batch. What they write is counted and
 compared with the exact distribution, which comes from transformers' forward over all continuations. Were all verifiers
