@@ -68,8 +68,8 @@ SIZES: dict[str, Any] = {
     "begin_suppress_tokens": None,
 }
 RUN = LoopConfig(
-    schedule=ScheduleSection(steps=400, warmup=20),
-    optimiser=OptimiserSection(learning_rate=1e-3, weight_decay=0.01),
+    schedule=ScheduleSection(steps=300, warmup=45, floor=0.01),
+    optimiser=OptimiserSection(learning_rate=3e-3, weight_decay=0.01, betas=(0.9, 0.999)),
     checkpoints=CheckpointSection(every=50),
     validate_every=100,
     log_every=10,
