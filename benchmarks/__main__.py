@@ -19,6 +19,7 @@ STUDIES = {
     "resume": "benchmarks.resume:Resume",
     "sampling-cost": "benchmarks.sampling_cost:SamplingCost",
     "scaling": "benchmarks.scaling:Scaling",
+    "speech": "benchmarks.speech:SpeechStudy",
     "verifier-cost": "benchmarks.verifier_cost:VerifierCost",
     "verifier-ranking": "benchmarks.verifier_ranking:VerifierRanking",
 }

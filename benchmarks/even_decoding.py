@@ -13,6 +13,7 @@ from random import Random
 
 from benchmarks.study import Timing
 from paceline.api import Engine, Result, SamplingParams, Stream
+from paceline.api.prompts import Prompt
 from paceline.bench.statistics import is_void, pooled_ratio
 from paceline.core.stats import Summary
 
@@ -37,7 +38,7 @@ class Decoded:
 
 def decode_evenly(
     make: Mapping[str, Callable[[], Engine]],
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Prompt],
     params: Sequence[SamplingParams],
     *,
     clock: Callable[[], float],

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import torch
 
-from benchmarks.inflate.model import fields_of, inflate_to
+from benchmarks.inflate import model as random_basis
+from benchmarks.inflate import repeated
 from benchmarks.inflate.vocabulary import widen_vocabulary
 from benchmarks.inflate.widths import count_parameters
 from benchmarks.study import option
@@ -16,7 +17,7 @@ from paceline.models.loading import ModelError, configure, dtype_name, load, rea
 from paceline.models.native.decoder import DecoderLM
 
 COMPANIONS = ("tokenizer*", "generation_config.json", "special_tokens_map.json", "chat_template.jinja", "vocab.json")
-COMPANIONS += ("merges.txt", "LICENSE*", "NOTICE*")
+COMPANIONS += ("merges.txt", "LICENSE*", "NOTICE*", "preprocessor_config.json", "processor_config.json")
 SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9}
 DTYPES = {dtype_name(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)}
 
@@ -55,7 +56,8 @@ def write(
     raw = read_config(source)
     before = configure(raw, source)
     raw = {field: value for field, value in raw.items() if field not in ("dtype", "_name_or_path")}
-    raw |= fields_of(shape) | {"torch_dtype": dtype_name(dtype), "paceline_inflated_from": name}
+    fields = random_basis.fields_of if shape.cross is None else repeated.fields_of
+    raw |= fields(shape) | {"torch_dtype": dtype_name(dtype), "paceline_inflated_from": name}
     if configure(raw, source) != shape:
         raise ModelError(
             f"{source}: the inflated model's layers are not those of this one; give the directory it is of"
@@ -84,7 +86,7 @@ def write(
 class Inflate:
     """A target of any size from a trained one, its function kept: costs of a large model, acceptance of a real pair."""
 
-    model: Annotated[Path, option("Directory of the trained model, of the Llama layout.")]
+    model: Annotated[Path, option("Directory of the trained model, of the layout of Llama or Whisper.")]
     output: Annotated[Path, option("Directory to write, which must hold no model.")]
     parameters: Annotated[
         str | None, option("How many the result has, such as 200M or 1.5B; within 5 %. Widths stay without it.")
@@ -104,9 +106,14 @@ class Inflate:
         if (self.output / "config.json").exists():
             raise ModelError(f"{self.output} holds a model already; remove it or give another folder")
         lm = load(self.model, dtype=DTYPES[self.dtype])
+        if self.vocab is not None and lm.config.cross is not None:
+            raise ValueError("--vocab: new ids come last, where an encoder-decoder's timestamps are; leave it out")
         large = lm if self.vocab is None else widen_vocabulary(lm, self.vocab, seed=self.seed)
         if number is not None:
-            large = inflate_to(large, num_parameters=number, seed=self.seed, progress=_print_progress)
+            if lm.config.cross is not None:
+                large = repeated.repeat_to(large, num_parameters=number)
+            else:
+                large = random_basis.inflate_to(large, num_parameters=number, seed=self.seed, progress=_print_progress)
         write(large, self.output, source=self.model, name=self.name)
         shape = large.config
         sizes = f"{count_parameters(shape):,} parameters in {self.dtype}, from {count_parameters(lm.config):,}"

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from paceline.models.native.decoder import DecoderConfig, DecoderLM
+from paceline.models.loading import make_decoder
+from paceline.models.native.decoder import DecoderConfig
 
 MULTIPLE = 64  # widths that are chosen
 TOLERANCE = 0.05  # of the number of parameters wanted
@@ -101,4 +102,4 @@ def _up(width: int) -> int:
 def count_parameters(config: DecoderConfig) -> int:
     """Numbers in all tensors of a model of this config."""
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in DecoderLM(config).parameters())
+        return sum(parameter.numel() for parameter in make_decoder(config).parameters())

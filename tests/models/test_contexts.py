@@ -161,7 +161,7 @@ def test_prompts_are_scored_under_their_contexts():
 
 
 def test_passages_cannot_be_scored_without_contexts():
-    with pytest.raises(ValueError, match=f"reads {FRAMES} beside tokens, .* give a request with prompt_logprobs"):
+    with pytest.raises(ValueError, match=f"gives nothing, and the target reads {FRAMES} beside tokens"):
         score_passages(models()[1], [Passage(tokens=(1, 2), first=1)])
 
 

@@ -18,7 +18,8 @@ from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
 from paceline.models import loading
 from paceline.models.base import LogitsFor
-from paceline.models.from_transformers import is_current
+from paceline.models.directory import ModelError
+from paceline.models.from_transformers import from_transformers, is_current
 from paceline.models.loading import load as load_native
 from paceline.models.native.encoder_decoder import ENCODED_AT_ONCE
 from paceline.models.prefill import feed
@@ -235,6 +236,27 @@ def test_files_round_trip_and_load(kind, tmp_path):
         torch.testing.assert_close(again.state_dict()[name][rows], tensor[rows], rtol=0, atol=0, msg=name)
     loaded = load(tmp_path / "theirs")
     assert loaded.start == (START,) and set(loaded.lm.context_inputs) in ({"input_ids"}, {"input_features"})
+
+
+@pytest.mark.parametrize("kind", ["bart", "mbart"])
+def test_tables_of_encoder_and_decoder_that_differ_are_refused(kind, tmp_path):
+    model = transformers_model(kind, dtype=torch.float32, tie_word_embeddings=False)
+    model.save_pretrained(tmp_path / "differing")
+    with pytest.raises(ModelError, match=r"coder\.embed_tokens\.weight differs from model\.shared\.weight"):
+        load_native(tmp_path / "differing")
+    with pytest.raises(ModelError, match=r"embeddings of encoder and decoder are tensors of their own.* tie them"):
+        from_transformers(model)
+    base = model.model
+    with torch.no_grad():
+        for part in (base.encoder, base.decoder):
+            part.embed_tokens.weight.copy_(base.shared.weight)
+    model.save_pretrained(tmp_path / "equal")
+    inputs, ids = context(kind, 1).inputs["input_ids"][None], torch.tensor([PROMPT])
+    with torch.no_grad():
+        wanted = model(input_ids=inputs, decoder_input_ids=ids).logits
+        lm = load_native(tmp_path / "equal")
+        found = lm.causal(ids, source=lm.source_of(lm.encode_inputs(inputs, length := torch.tensor([7])), length))
+    torch.testing.assert_close(found.logits, wanted, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

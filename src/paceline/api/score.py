@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 from paceline.api.loading import Loaded, runnable
-from paceline.api.prompts import Prompt, Prompts, encode, kind_of, split
+from paceline.api.prompts import Prompt, Prompts, encode, kind_of, read_prompt, split
+from paceline.core.context import check_context, describe
 from paceline.core.step import NOT_FINITE, NotFiniteError
 from paceline.models.base import max_sequence_length
 from paceline.models.scoring import Passage, PassageScore, TopTokens, score_passages
@@ -92,7 +93,8 @@ def score(
     """Score each continuation, a text or token ids, after its prompt; results in order.
 
     prompts: one or several, each a text, token ids or chat messages. An empty text or None is the beginning-of-text
-    token, if the tokenizer adds one.
+    token, if the tokenizer adds one. For an encoder-decoder they are what the encoder reads, or EncoderDecoderPrompts;
+    the continuation is scored after the start token, or after what such a prompt gives in its place.
 
     A text continuation of a text prompt is encoded together with it, unless that changes the prompt's tokens. In that
     case, and after token ids and messages, it is encoded on its own, without special tokens.
@@ -111,11 +113,10 @@ def score(
             f"{len(wanted)} continuations for {len(known)} prompts: give each prompt one; to score several after one "
             "prompt, repeat the prompt"
         )
-    pairs = [
-        _encode_pair(target, prompt, continuation, name=f"prompt {index}")
+    passages = [
+        _passage(target, prompt, continuation, name=f"prompt {index}")
         for index, (prompt, continuation) in enumerate(zip(known, wanted, strict=True))
     ]
-    passages = [Passage(tokens=(*before, *after), first=len(before)) for before, after in pairs]
     return [
         Score(
             prompt_tokens=passage.tokens[: passage.first],
@@ -132,10 +133,8 @@ def prompt_logprobs(
     target: Loaded, prompts: Prompts, *, top: int = 0, batch_size: int | None = None
 ) -> list[PromptScore]:
     """Score the tokens of each prompt from the second on; results in order. Options and errors as in ``score``."""
-    passages = [
-        Passage(tokens=tuple(encode(target, prompt, name=f"prompt {index}")), first=1)
-        for index, prompt in enumerate(split(prompts))
-    ]
+    encoded = [read_prompt(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
+    passages = [Passage(tokens=tuple(one.tokens), first=1, context=one.context) for one in encoded]
     return [
         PromptScore(tokens=passage.tokens, logprobs=(None, *found.logprobs), top=(None, *found.top))
         for passage, found in _scored(target, passages, top, batch_size)
@@ -160,6 +159,11 @@ def perplexity(
     outside the vocabulary; and for a stride that is not from 1 to the context minus 1. Afterwards NotFiniteError, which
     is one, where the target's logits are not finite.
     """
+    if target.lm.context_inputs:
+        raise ValueError(
+            f"{target.name} reads {describe(target.lm.context_inputs)} beside a text: call score, which takes prompts "
+            "and continuations"
+        )
     context = max_sequence_length(target.lm)
     step = max(1, context // 2) if stride is None else stride
     if not 1 <= step < context:
@@ -195,12 +199,11 @@ def _listed(prompts: Prompts | Sequence[Prompt | None] | None) -> list[Prompt | 
     return [None] if prompts is None else list(split(cast("Prompts", prompts)))
 
 
-def _encode_pair(
-    target: Loaded, prompt: Prompt | None, continuation: Prompt, *, name: str
-) -> tuple[list[int], list[int]]:
-    """Token ids of a prompt and of its continuation, neither empty."""
+def _passage(target: Loaded, prompt: Prompt | None, continuation: Prompt, *, name: str) -> Passage:
+    """A prompt and its continuation, neither empty."""
     text = prompt if prompt is not None else "" if target.tokenizer is not None else []
-    before = encode(target, text, name=name)
+    encoded = read_prompt(target, text, name=name)
+    before = encoded.tokens
     try:
         kind = kind_of(continuation)
     except ValueError as error:
@@ -212,12 +215,13 @@ def _encode_pair(
     elif target.tokenizer is None:
         raise ValueError(f"{name}: {target.name} has no tokenizer: give the continuation as token ids")
     else:
-        whole = target.tokenizer.encode(text + continuation) if isinstance(text, str) else []
-        same = whole[: len(before)] == before
+        joined = isinstance(text, str) and encoded.context is None
+        whole = target.tokenizer.encode(f"{text}{continuation}") if joined else []
+        same = joined and whole[: len(before)] == before
         after = whole[len(before) :] if same else target.tokenizer.encode(continuation, special=False)
     if not after:
         raise ValueError(f"{name}: empty continuation: give at least one token to score")
-    return before, after
+    return Passage(tokens=(*before, *after), first=len(before), context=encoded.context)
 
 
 def _scored(
@@ -227,6 +231,10 @@ def _scored(
     context = max_sequence_length(target.lm)
     for index, passage in enumerate(passages):
         _check_vocabulary(target, passage.tokens, name=f"prompt {index}")
+        try:
+            check_context(target.lm.context_inputs, passage.context)
+        except ValueError as error:
+            raise ValueError(f"prompt {index}: {error}") from error
         if len(passage.tokens) > context:
             raise ValueError(
                 f"prompt {index}: {len(passage.tokens)} tokens in all are more than the context of {context}; shorten "

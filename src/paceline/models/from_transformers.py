@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from paceline.models.directory import ModelError
 from paceline.models.families import FAMILIES, Family
-from paceline.models.families.base import ACTIVATIONS
-from paceline.models.loading import FLOATS, assemble, check, configure, dtype_name, find_family, stored_names
+from paceline.models.families.base import ACTIVATIONS, COPY
+from paceline.models.loading import FLOATS, ONE_TABLE, assemble, check, configure, dtype_name, find_family, stored_names
 from paceline.models.native.decoder import DecoderConfig, DecoderLM
 from paceline.models.native.fused_weights import fused_groups, split_parts
 from paceline.text.special_tokens import start_tokens
@@ -48,6 +48,12 @@ def from_transformers(model: TransformersModel) -> DecoderLM:
     family = find_family(raw, name)
     parameters = {own: parameter for own, parameter, _ in _parts(model, family)}
     parts = {own: part for own, _, part in _parts(model, family)}
+    for own in [own for own in parts if own.endswith(COPY)]:
+        if not _is_same(parts.pop(own), parts["embed.weight"]):
+            raise ModelError(
+                f"{name}: embeddings of encoder and decoder are tensors of their own: {ONE_TABLE}, or tie them "
+                "(model.config.tie_word_embeddings = True, then model.tie_weights())"
+            )
     config = configure({**raw, "tie_word_embeddings": _is_tied(parts)}, name)
     _check_activation(raw, config, name)
     check(config, parts, path=name, stored=lambda: stored_names(family, config))
@@ -78,7 +84,7 @@ def is_current(lm: DecoderLM, model: TransformersModel) -> bool:
         if parameter is None:
             num_shared += part.numel()
             continue
-        tied = own == "head.weight" and lm.config.tied_head
+        tied = own.endswith(COPY) or (own == "head.weight" and lm.config.tied_head)
         other = own_tensors.get("embed.weight" if tied else own)
         if other is None or not _is_same(part, other):
             return False

@@ -19,6 +19,7 @@ from paceline.models.directory import ModelError as ModelError
 from paceline.models.directory import read_config as read_config
 from paceline.models.draft_layers import is_draft_tensor
 from paceline.models.families import FAMILIES, Family
+from paceline.models.families.base import COPY
 from paceline.models.native.decoder import DecoderConfig, DecoderLM
 from paceline.models.native.encoder_decoder import EncoderDecoderLM
 from paceline.models.native.fused_weights import fuse_parts, fused_groups, split_parts
@@ -26,6 +27,9 @@ from paceline.models.native.quantization import check_quantization, quantise, re
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 GIB = 2**30
+ONE_TABLE = (
+    "the native decoder has one table of embeddings for encoder and decoder; give a checkpoint whose tables are equal"
+)
 ONE_CHECKPOINT = "take config.json and all files of weights from one checkpoint"
 
 
@@ -78,15 +82,21 @@ def load(
             headers[own], stored[own] = part, name
     if config.cross is not None and "head.weight" in headers:  # configs of encoder-decoders do not tell
         config = replace(config, tied_head=False)
+    tied = raw.get("tie_word_embeddings") is not False  # and so whatever a file has for its copies is not read
+    copies = [own for own in headers if own.endswith(COPY)]
+    unread = {*_skipped(config), *(copies if tied else ())}
+    kept = {stored[own]: part for own, part in headers.items() if own not in unread}
+    headers = {own: part for own, part in headers.items() if own not in copies}
     check(config, headers, path=path, stored=lambda: {**stored_names(family, config), **stored})
-    skipped = _skipped(config)
-    kept = {stored[own]: part for own, part in headers.items() if own not in skipped}
     _check_precision(kept, dtype, device, path)
     state: dict[str, Tensor] = {}
     for name, tensor in _tensors(path, wanted=set(kept)):
         for own, part in family.read(name, tensor):
-            if own not in skipped:
+            if own not in unread:
                 state[own] = part.to(device=device, dtype=dtype).contiguous()
+    for own in state.keys() & set(copies):
+        if not torch.equal(state.pop(own), state["embed.weight"]):
+            raise ModelError(f"{path}: {stored[own]} differs from {stored['embed.weight']}: {ONE_TABLE}")
     whole = fuse_parts(state)
     if quantization is not None:
         whole = quantise(whole, quantization, tied_head=config.tied_head)

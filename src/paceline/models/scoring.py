@@ -11,9 +11,10 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
-from paceline.core.admission import Admission
-from paceline.core.context import describe
+from paceline.core.admission import Admission, Prefix
+from paceline.core.context import Context, check_context
 from paceline.core.host import integers, numbers
+from paceline.core.request import Request
 from paceline.models.base import LM, LogitsFor
 from paceline.models.prefill import CHUNK, Prefill, feed
 
@@ -26,10 +27,14 @@ MAX_ROWS = 16  # of one batch, unless the caller gives a batch size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """Tokens to read, at least one, of which those from ``first`` (at least 1) on are scored."""
+    """Tokens to read, at least one, of which those from ``first`` (at least 1) on are scored.
+
+    ``context`` is what a model reads beside tokens, for one that does.
+    """
 
     tokens: tuple[int, ...]
     first: int
+    context: Context | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,30 +65,31 @@ def score_passages(
     """Score passages that ``lm`` can read, in batches of similar length; results in their own order.
 
     ``batch_size`` None takes up to MAX_ROWS at once, fewer where they are long. Raises ValueError, before any work, for
-    ``top`` outside 0 to V, a batch size below 1, and a model that reads more than tokens.
+    ``top`` outside 0 to V, a batch size below 1, and a passage without the context that ``lm`` reads.
     """
     if not 0 <= top <= lm.vocab_size:
         raise ValueError(f"top={top}: give 0 (none) to {lm.vocab_size}, the size of the vocabulary")
-    if lm.context_inputs:
-        raise ValueError(
-            f"this model reads {describe(lm.context_inputs)} beside tokens, which passages do not have: give a request "
-            "with prompt_logprobs"
-        )
+    for passage in passages:
+        check_context(lm.context_inputs, passage.context)
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size={batch_size}: give at least 1, or None for as many as fit")
     order = sorted(range(len(passages)), key=lambda index: -len(passages[index].tokens))
     results: dict[int, PassageScore] = {}
     while len(results) < len(order):
         rest = order[len(results) :]
-        fitting = CACHE_BYTES // (len(passages[rest[0]].tokens) * lm.slot_bytes)
+        fitting = CACHE_BYTES // (len(passages[rest[0]].tokens) * lm.slot_bytes + lm.context_bytes)
         batch = rest[: batch_size or max(1, min(MAX_ROWS, fitting))]
         results.update(zip(batch, _score_batch(lm, [passages[index] for index in batch], top), strict=True))
     return [results[index] for index in range(len(passages))]
 
 
 @torch.inference_mode()
-def score_sequences(lm: LM, tokens: Tensor, length: Tensor, start: int, *, top: int = 0) -> SequenceScores:
+def score_sequences(
+    lm: LM, tokens: Tensor, length: Tensor, start: int, *, top: int = 0, contexts: Sequence[Context] = ()
+) -> SequenceScores:
     """Score ``tokens`` [B, T] from ``start`` (static, at least 1) up to ``length`` [B], at most T.
+
+    ``contexts`` are those of the rows, for a model that reads some.
 
     The sequences are read in chunks through the cached forward that decoding uses, and each chunk's logits are
     reduced at once, so memory does not grow with their length but for the cache. Nothing is copied to the host.
@@ -92,6 +98,8 @@ def score_sequences(lm: LM, tokens: Tensor, length: Tensor, start: int, *, top: 
     known = longest - 1  # the last token is scored and need not be read
     size = chunk_size(rows, lm.vocab_size)
     cache = lm.new_cache(rows, known).view()
+    if contexts:
+        cache = lm.admit(cache, _admission(contexts, tokens.device))
     pieces: list[tuple[Tensor, ...]] = []
     read = 0
     while read < known:
@@ -148,8 +156,16 @@ def _score_batch(lm: LM, passages: Sequence[Passage], top: int) -> list[PassageS
         return [PassageScore(logprobs=(), greedy=(), top=())] * len(passages)
     padded = [[*passage.tokens, *[0] * (longest - len(passage.tokens))] for passage in passages]
     tokens, length = (torch.tensor(values, device=lm.device) for values in (padded, lengths))
-    scored = score_sequences(lm, tokens, length, start, top=top)
+    contexts = [passage.context for passage in passages if passage.context is not None]
+    scored = score_sequences(lm, tokens, length, start, top=top, contexts=contexts)
     return [_read(scored, row, slice(p.first - start, len(p.tokens) - start)) for row, p in enumerate(passages)]
+
+
+def _admission(contexts: Sequence[Context], device: torch.device) -> Admission:
+    """Of rows that begin with nothing but what they read beside tokens."""
+    rows = range(len(contexts))
+    requests = [Request(tokens=(0,), max_tokens=1, context=context) for context in contexts]
+    return Admission(rows=rows, requests=requests, prefixes=[Prefix(row=row, length=0) for row in rows], device=device)
 
 
 def _read(scored: SequenceScores, row: int, part: slice) -> PassageScore:

@@ -7,7 +7,7 @@ from math import sqrt
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.models.families.base import Family, Fields, Names, integer, swap
+from paceline.models.families.base import COPY, Family, Fields, Names, integer, swap
 from paceline.models.families.base import activation as activation
 from paceline.models.native.config import (
     Arrangement,
@@ -87,9 +87,9 @@ def read(name: str, tensor: Tensor, *, offset: int = OFFSET) -> Iterator[tuple[s
         yield "embed.weight", tensor
     elif name == "lm_head.weight":
         yield "head.weight", tensor
-    elif not name.endswith(".embed_tokens.weight"):  # copies of the shared one
+    else:
         stack, _, rest = name.removeprefix("model.").partition(".")
-        own = swap(NAMES, rest)
+        own = COPY if rest == "embed_tokens.weight" else swap(NAMES, rest)
         table = own == "position.weight"
         yield f"{'encoder.' if stack == 'encoder' else ''}{own}", tensor[offset:] if table else tensor
 

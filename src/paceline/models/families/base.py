@@ -32,6 +32,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 IGNORED = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")  # of old checkpoints: the config says it
+COPY = "embed.copy"  # ends our names of what a checkpoint may store beside the table of embeddings, equal to it
 Fields: TypeAlias = dict[str, object]
 Names: TypeAlias = tuple[tuple[str, str], ...]
 

@@ -7,7 +7,7 @@ from math import sqrt
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.models.families.base import Family, Fields, Names, integer, number, require, swap
+from paceline.models.families.base import COPY, Family, Fields, Names, integer, number, require, swap
 from paceline.models.native.config import (
     AttentionConfig,
     CrossConfig,
@@ -94,7 +94,9 @@ def _read(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield f"{'embed' if stack == 'shared' else 'head'}.{rest}", tensor
     elif rest == BIAS:
         yield f"{ours}relative.weight", tensor
-    elif rest != "embed_tokens.weight" and "EncDecAttention.relative" not in rest:  # copies, and what is never read
+    elif rest == "embed_tokens.weight":
+        yield ours + COPY, tensor
+    elif "EncDecAttention.relative" not in rest:  # which is never read
         own = swap(ENCODER_NAMES if ours else NAMES, rest)
         yield ours + own.replace(".ffn.wi.", ".ffn.up."), tensor
 
