@@ -6,6 +6,7 @@ import pytest
 
 from paceline.train.config_file import read_train_config
 from tests.train.configs import recipe, train, write_target
+from tests.train.pairs import recipe as paired_recipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -61,3 +62,16 @@ def test_medusa_2_has_two_stages_and_a_slower_target(folder, tmp_path, monkeypat
     joint = config.target.joint
     assert joint is not None and joint.start < config.schedule.steps
     assert joint.learning_rate < config.optimiser.learning_rate
+
+
+def test_shared_encoder_has_the_published_weights(tmp_path, monkeypatch, capsys):
+    whole = read_train_config(paired_recipe(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    sections = ("target", "data", "batch", "validation")
+    settings = [f"{name}={getattr(whole, name).model_dump_json()}" for name in sections]
+    words = [word for one in settings for word in ("--set", one)]
+    assert train(EXAMPLES / "shared_encoder.yaml", "--dry-run", *words) == 0
+    assert "validation.draft.greedy" in capsys.readouterr().out and not Path("runs").exists()
+    config = read_train_config(EXAMPLES / "shared_encoder.yaml")
+    assert config.draft is not None and config.draft.layers == (0, -1)
+    assert config.loss.terms == {"text": 1.0, "kl": 0.8}

@@ -59,6 +59,12 @@ class EncoderDecoderLM(DecoderLM):
         return self._shared[0].reads_from if self._shared else self
 
     @property
+    def encodes_tokens(self) -> bool:
+        """Whether the encoder reads tokens, by the decoder's embedding."""
+        encoder = self.reads_from.config.encoder
+        return encoder is not None and encoder.num_features is None
+
+    @property
     def context_inputs(self) -> Mapping[str, ContextInput]:
         config = self.reads_from.config
         assert config.cross is not None
@@ -114,7 +120,7 @@ class EncoderDecoderLM(DecoderLM):
     def encode(self, contexts: Sequence[Context]) -> list[Tensor]:
         """The encoder's states [X, H] of each context; those that some request still holds are not made again."""
         if self._shared:
-            return self.reads_from.encode(contexts)
+            return [states.to(self.dtype) for states in self.reads_from.encode(contexts)]
         new = [context for context in dict.fromkeys(contexts) if context not in self._states]
         for part in self._parts(new):
             watch = Stopwatch(self.device)

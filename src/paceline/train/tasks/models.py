@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.models.base import Output
 from paceline.models.native.decoder import DecoderLM
+from paceline.models.native.encoder_decoder import EncoderDecoderLM
 from paceline.train.batches import TrainBatch
 from paceline.train.tasks.base import StepRandomness, Task, TaskOutput, sum_terms
 from paceline.train.tasks.layer_skip import LayerSkip
@@ -39,11 +40,17 @@ class NextToken(Task):
 
 @final
 class Distillation(Task):
-    """A draft model trained on its target's distributions."""
+    """A draft model trained on its target's distributions.
+
+    One with a decoder alone reads the states of the encoder of its target, which is run once for both and not trained;
+    neither is the embedding where the encoder has it too.
+    """
 
     def __init__(self, *, target: DecoderLM, draft: DecoderLM, loss: DistillationLoss) -> None:
         super().__init__()
         self.draft = draft.requires_grad_(True)
+        if isinstance(draft, EncoderDecoderLM) and draft.encodes_tokens:
+            draft.embed.requires_grad_(False)
         self._target = (target,)  # in a tuple, so that it is not a submodule
         self.loss = loss
 
@@ -54,9 +61,10 @@ class Distillation(Task):
     def forward(self, batch: TrainBatch, randomness: StepRandomness) -> TaskOutput:
         """The distillation loss at every position whose next token is learned."""
         with torch.no_grad():
-            target = _frozen_logits(self.frozen, batch)
+            states = _states(self.frozen, batch)
+            target = _frozen_logits(self.frozen, batch, states)
         randomness.seed_device()
-        draft = _logits(self.draft, batch)
+        draft = _logits(self.draft, batch, states)
         position = torch.arange(draft.shape[1], device=draft.device).expand(draft.shape[:2])[..., None]
         weight = learned_mask(batch).float()[..., None]
         return sum_terms([distillation_term("draft", self.loss, draft[:, :, None], target, position, weight, batch)])
@@ -93,14 +101,26 @@ def trained_forward(
     return output, layer_skip.loss(name, model, output.logits, output.hidden, batch, weights)
 
 
-def _frozen_logits(model: DecoderLM, batch: TrainBatch) -> Tensor:
+def _states(model: DecoderLM, batch: TrainBatch) -> Tensor | None:
+    """What the encoder of ``model`` makes of the sources of ``batch`` [B, X, H]; None where it has none."""
+    if batch.source is None:
+        return None
+    assert isinstance(model, EncoderDecoderLM)
+    return model.encode_inputs(batch.source.inputs, batch.source.length)
+
+
+def _frozen_logits(model: DecoderLM, batch: TrainBatch, states: Tensor | None) -> Tensor:
     """Of hidden states that came with the batch, else of a forward pass."""
     if batch.hidden is not None and model.num_layers in batch.hidden:
         return model.compute_logits(batch.hidden[model.num_layers].to(model.dtype))
-    return _logits(model, batch)
+    return _logits(model, batch, states)
 
 
-def _logits(model: DecoderLM, batch: TrainBatch) -> Tensor:
-    logits = model.causal(batch.tokens[:, :-1], segment=input_segments(batch)).logits
+def _logits(model: DecoderLM, batch: TrainBatch, states: Tensor | None = None) -> Tensor:
+    source = None
+    if states is not None and batch.source is not None:
+        assert isinstance(model, EncoderDecoderLM)
+        source = model.source_of(states.to(model.dtype), batch.source.length)
+    logits = model.causal(batch.tokens[:, :-1], segment=input_segments(batch), source=source).logits
     assert logits is not None
     return logits
