@@ -14,6 +14,7 @@ from paceline.cli import run
 from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
 from paceline.draft_heads.files import load_head
 from paceline.text.loops import is_looping
+from paceline.train.acceptance import requests_of
 from paceline.train.config import ValidationSection
 from paceline.train.config_file import read_train_config
 from paceline.train.init_weights import random_model
@@ -70,7 +71,7 @@ def learned(folder, section):
     )
     validation = Validation(
         section=ValidationSection(prompts=16, prompt_tokens=6, tokens=24, k=3),
-        prompts=pairs(7)[:800].reshape(16, 50)[:, :6].astype(np.int64),
+        requests=requests_of(pairs(7)[:800].reshape(16, 50)[:, :6].astype(np.int64), 24),
         held_out=Crops([(pairs(1), 1.0)], rows=8, length=LENGTH, seed=2),
         seed=4,
     )

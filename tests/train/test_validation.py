@@ -7,7 +7,7 @@ import torch
 from demo.recipes.crops import Crops
 from paceline.core.sampling import Sampling
 from paceline.drafters.model import ModelDrafter
-from paceline.train.acceptance import measure_acceptance
+from paceline.train.acceptance import measure_acceptance, requests_of
 from paceline.train.config import ValidationSection
 from paceline.train.tasks import Distillation, DraftHeadTask, NextToken, TrainedHead
 from paceline.train.tasks.losses import DistillationLoss
@@ -22,7 +22,9 @@ SECTION = ValidationSection(prompts=5, prompt_tokens=3, tokens=20, k=3)
 
 def validation(section=SECTION, serve=lambda head: LastDrafter(head=head)):
     held_out = Crops([(corpus(1), 1.0)], rows=4, length=16, seed=2)
-    return Validation(section=section, prompts=PROMPTS, held_out=held_out, seed=4, serve=serve)
+    return Validation(
+        section=section, requests=requests_of(PROMPTS, section.tokens), held_out=held_out, seed=4, serve=serve
+    )
 
 
 def last_head(target):

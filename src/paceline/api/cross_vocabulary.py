@@ -1,6 +1,6 @@
 """How a draft model talks to a target: in the same tokens, in those that both have (TLI), or as text (SLEM)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast, final
 
 from paceline.api.loading import Loaded, runnable
@@ -11,6 +11,7 @@ from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.host import HostDrafting
 from paceline.drafters.tree.shapes import Shape
+from paceline.models.shared_encoder import reading_from
 from paceline.text.intersection import Intersection, intersect
 from paceline.text.retokenizer import Retokenizer
 from paceline.text.tokenizer import same_vocabulary
@@ -88,6 +89,8 @@ def build_model_drafter(
 ) -> Drafter:
     """A drafter with the model ``draft``, by ``choose_exchange``; see ``ModelDrafter`` for shape and draws.
 
+    A draft whose encoder equals the target's reads the target's states.
+
     Raises ValueError for models on different devices, for what ``choose_exchange`` refuses, and for a shape or draws
     other than chains of fixed tokens where drafts are exchanged as text.
     """
@@ -97,6 +100,7 @@ def build_model_drafter(
             "one device"
         )
     exchange = choose_exchange(target, draft, wanted=wanted)
+    draft = replace(draft, lm=reading_from(draft.lm, target.lm))
     found = exchange.intersection
     if found is None:
         return DRAFTERS.find("model")(lm=runnable(draft), shape=shape, draws=draws)

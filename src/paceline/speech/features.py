@@ -36,10 +36,11 @@ class Features:
             )
         self._extractor = extractor
         self.rate: int = extractor.sampling_rate
+        self.num_samples: int = extractor.n_samples  # of one window
 
     def __call__(self, sound: Sound) -> Tensor:
         """Features [W, T] of a sound: padded to one window, or all of a longer one, float32."""
-        long = len(sound.samples) > self._extractor.n_samples
+        long = len(sound.samples) > self.num_samples
         how = {"truncation": False, "padding": "longest"} if long else {}
         found = self._extractor(sound.samples, sampling_rate=self.rate, return_tensors="pt", **how)
         features = found["input_features"][0]

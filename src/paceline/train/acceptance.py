@@ -52,7 +52,20 @@ class Acceptance:
 def measure_acceptance(
     target: LM, drafter: Drafter, prompts: np.ndarray, *, num_tokens: int, num_draft_tokens: int, sampling: Sampling
 ) -> Acceptance:
-    """Continue ``prompts`` [P, T] as one batch, each with its own seed.
+    """Continue ``prompts`` [P, T] by ``num_tokens`` each, as ``measure_requests`` does."""
+    requests = requests_of(prompts, num_tokens)
+    return measure_requests(target, drafter, requests, num_draft_tokens=num_draft_tokens, sampling=sampling)
+
+
+def requests_of(prompts: np.ndarray, num_tokens: int) -> list[Request]:
+    """Requests to continue ``prompts`` [P, T] by ``num_tokens`` each, whatever comes."""
+    return [Request(tokens=prompt.tolist(), max_tokens=num_tokens) for prompt in prompts]
+
+
+def measure_requests(
+    target: LM, drafter: Drafter, requests: Sequence[Request], *, num_draft_tokens: int, sampling: Sampling
+) -> Acceptance:
+    """Decode ``requests`` as one batch, with ``sampling`` and each with its own seed.
 
     Raises ValueError for sequences longer than the target's context.
     """
@@ -61,27 +74,25 @@ def measure_acceptance(
         drafter=drafter,
         verifier=Coupled(),
         plan=Fixed(num_draft_tokens),
-        rows=len(prompts),
-        max_length=prompts.shape[1] + num_tokens,
+        rows=len(requests),
+        max_length=max(len(request.tokens) + request.max_tokens for request in requests),
     )
-    requests = [
-        Request(
-            tokens=prompt.tolist(),
-            max_tokens=num_tokens,
-            sampling=replace(sampling, seed=split_seed(sampling.seed, index)),
-        )
-        for index, prompt in enumerate(prompts)
-    ]
-    decoder.admit(requests, range(len(prompts)))
-    for _ in range(num_tokens):
+    seeds = (split_seed(sampling.seed, index) for index in range(len(requests)))
+    own = [replace(request, sampling=replace(sampling, seed=next(seeds))) for request in requests]
+    decoder.admit(own, range(len(requests)))
+    for _ in range(max(request.max_tokens for request in requests)):
         decoder.step()
         if not bool(decoder.batch.active.any()):
             break
-    outputs = decoder.batch.tokens[:, prompts.shape[1] : -1].cpu().numpy()
-    sound = [row for row, output in enumerate(outputs) if not is_looping(output.tolist())]
+    lengths, tokens = decoder.batch.length.tolist(), decoder.batch.tokens.cpu().numpy()
+    sound = [
+        row
+        for row, request in enumerate(requests)
+        if not is_looping(tokens[row, len(request.tokens) : lengths[row]].tolist())
+    ]
     summaries = tuple(decoder.stats.summary([row]) for row in sound)
     total = sum(summaries, Summary.empty(num_draft_tokens))
-    return Acceptance(outputs=summaries, summary=total, num_looping=len(prompts) - len(sound))
+    return Acceptance(outputs=summaries, summary=total, num_looping=len(requests) - len(sound))
 
 
 def require_outputs(acceptance: Acceptance) -> Acceptance:

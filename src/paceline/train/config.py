@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from paceline.train.data.config import DataConfig, FeaturesSource, Section
+from paceline.train.data.config import DataConfig, FeaturesSource, PairsSource, Section, SoundsSource
 from paceline.train.tasks.joint import JointSection
 from paceline.train.tasks.layer_skip import LayerSkipSection
 from paceline.train.tasks.losses import check_terms
@@ -31,11 +31,36 @@ class ModelSection(Section):
         return self
 
 
+class DraftSection(Section):
+    """A draft model: as other models, or copies of ``layers`` of the decoder of a target with an encoder, which both
+    read.
+    """
+
+    path: str | None = None
+    config: dict[str, Any] | None = None
+    layers: tuple[int, ...] | None = None  # of the target, negative ones from its last; None: a model of its own
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if sum(given is not None for given in (self.path, self.config, self.layers)) != 1:
+            raise ValueError(
+                "give one of path (a model directory), config (a config.json, to train from scratch) and layers (of "
+                "the decoder of an encoder-decoder, to train copies of them)"
+            )
+        return self
+
+    @property
+    def model(self) -> ModelSection:
+        """The model of its own."""
+        return ModelSection(path=self.path, config=self.config)
+
+
 class TargetSection(ModelSection):
     """The target."""
 
     trained: bool = False  # trained on the data, with the heads if there are any; one from scratch always is
     weight: PositiveFloat = 1.0  # of its own loss beside the heads'
+    source_dropout: float = Field(default=0.0, ge=0, lt=1)  # share of rows without what an encoder reads, for guidance
     joint: JointSection | None = None  # trained after its heads, with them: in two stages
     layer_skip: LayerSkipSection | None = None  # early exits without a head
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of a frozen target in memory
@@ -160,7 +185,7 @@ class LoopConfig(_LoopSettings):
 class _Models(Section):
     target: TargetSection
     heads: tuple[HeadSection, ...] = ()
-    draft: ModelSection | None = None
+    draft: DraftSection | None = None
     data: DataConfig
     batch: BatchSection = BatchSection()
     loss: LossSection = LossSection()
@@ -187,6 +212,7 @@ class TrainConfig(_LoopSettings, _Models):
             raise ValueError("a draft model is trained on a frozen target; give target.path alone")
         self._check_hidden_states()
         self._check_joint()
+        self._check_layers()
         names = [head.directory for head in self.heads]
         duplicates = sorted({name for name in names if names.count(name) > 1})
         if duplicates:
@@ -235,6 +261,45 @@ class TrainConfig(_LoopSettings, _Models):
             raise ValueError(
                 f"target.joint.start={joint.start}: the second stage would begin after all {self.schedule.steps} of "
                 "schedule.steps; give more steps, or begin earlier"
+            )
+
+    def _check_layers(self) -> None:
+        """Raise ValueError for what copied decoder layers cannot be trained with."""
+        pairs = [source.kind for source in self.data.sources if isinstance(source, PairsSource | SoundsSource)]
+        copies = self.draft is not None and self.draft.layers is not None
+        if not copies and not pairs:
+            if self.target.source_dropout:
+                raise ValueError(
+                    f"target.source_dropout={self.target.source_dropout}: sources are those of pairs, and data has "
+                    "none; leave it out, or give sources of kind pairs"
+                )
+            return
+        if pairs and self.draft is not None and not copies:
+            raise ValueError(
+                f"data: sources of kind {pairs[0]} are pairs for an encoder-decoder, its draft heads, or a draft with "
+                "its encoder; give draft.layers, or texts"
+            )
+        what = "draft.layers" if copies else "pairs"
+        if self.hidden_states is not None:
+            raise ValueError(
+                f"hidden_states with {what}: the decoder reads the encoder's states, and stored ones are a decoder's "
+                "alone; leave hidden_states out"
+            )
+        if self.distributed == "fsdp2":
+            raise ValueError(
+                f"{what} with distributed=fsdp2: keys and values of the encoder's states are made outside of the "
+                "blocks that it shards; give ddp"
+            )
+        own = ValidationSection.model_fields["prompt_tokens"].default
+        if self.validation.prompt_tokens != own:
+            raise ValueError(
+                f"validation.prompt_tokens={self.validation.prompt_tokens} with {what}: a validation decodes held-out "
+                "sources from their start tokens; leave it out"
+            )
+        if self.target.source_dropout and not self.target.is_trained:
+            raise ValueError(
+                f"target.source_dropout={self.target.source_dropout}: the target is frozen; leave it out, or give "
+                "trained: true"
             )
 
     @property

@@ -1,8 +1,6 @@
 """A training run from its configuration: builds everything, trains, and writes the best weights with model cards."""
 
 import logging
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -17,40 +15,36 @@ import torch
 from filelock import FileLock
 
 from paceline import __version__
-from paceline.draft_heads.files import save_head
-from paceline.models.directory import TUNED_FROM
+from paceline.core.context import Context
+from paceline.core.request import Request
 from paceline.models.fingerprint import fingerprint
-from paceline.models.loading import save
-from paceline.models.native.decoder import DecoderLM
 from paceline.text.tokenizer import load_tokenizer
+from paceline.train.acceptance import requests_of
 from paceline.train.config import TrainConfig
 from paceline.train.config_file import dump
 from paceline.train.data import PreparedData, make_batches
 from paceline.train.data.document_list import DOCUMENTS_FILE, write_documents
+from paceline.train.data.pair_encoder import read_pair_model
 from paceline.train.files import write_text
-from paceline.train.history import read_history
 from paceline.train.loop.distributed import Strategy, open_strategy
 from paceline.train.loop.loggers import JsonLines, Logger, open_loggers
 from paceline.train.loop.progress import TrainProgress
 from paceline.train.loop.schedule import learning_rate_factor
 from paceline.train.loop.trainer import Score, Trainer
-from paceline.train.model_cards import RunRecord, model_card
-from paceline.train.outcome import DRAFT, TARGET, target_directory
+from paceline.train.results import Results, git_commit
 from paceline.train.resume_check import CONFIG_FILE, LOCK_FILE, STEPS, FormerRun, check_same_run, claim, set_aside
-from paceline.train.setup import LoadedModel, build_draft, build_target, build_task, check_lengths, choose_draft_vocabs
+from paceline.train.setup import (
+    build_draft,
+    build_target,
+    build_task,
+    check_lengths,
+    choose_draft_vocabs,
+)
 from paceline.train.states.layers import TargetLayers
 from paceline.train.states.making import StoredBatches, StoredStates
-from paceline.train.tasks import Distillation, DraftHeadTask, NextToken, Task
+from paceline.train.tasks import Task
 from paceline.train.validation import Validation
 
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "generation_config.json",
-    "vocab.*",
-    "merges.txt",
-    "*.jinja",
-)
 MIB = 2**20
 WARM_UP, TIMED = 2, 5  # steps of a probe
 logger = logging.getLogger("paceline")
@@ -83,7 +77,7 @@ class Run:
         self.resumed_from = 0  # steps that were done before ``train``
         self.strategy = open_strategy(config.distributed, device=config.device)
         device = self.strategy.device
-        self.target = build_target(config.target, seed=config.seed, device=device)
+        self.target = build_target(config.target, seed=config.seed, device=device, draft=config.draft)
         self.draft = None
         if config.draft is not None:
             self.draft = build_draft(config.draft, self.target, seed=config.seed, device=device)
@@ -100,6 +94,7 @@ class Run:
 
     def _prepare(self) -> PreparedData:
         folder, end = self.target.folder, self.target.raw.get("eos_token_id")
+        self.pairs_for = read_pair_model(folder, self.target.raw, self.target.lm.config)
         return make_batches(
             self.config.data,
             tokenizer=None if folder is None else load_tokenizer(folder),
@@ -108,7 +103,20 @@ class Run:
             rows=self.config.batch.rows,
             length=self.config.batch.length,
             seed=self.config.seed,
+            pairs_for=self.pairs_for,
         )
+
+    def _requests(self) -> list[Request]:
+        """What a validation decodes: held-out prompts, or held-out sources up to the end of the output."""
+        section, inputs = self.config.validation, list(self.target.lm.context_inputs)
+        if not inputs:
+            return requests_of(self.data.prompts(section.prompts, section.prompt_tokens), section.tokens)
+        assert self.pairs_for is not None
+        end = self.pairs_for.end
+        return [
+            Request(tokens=tokens, max_tokens=section.tokens, stop_tokens=end, context=Context({inputs[0]: source}))
+            for tokens, source in self.data.openings(section.prompts)
+        ]
 
     def dry_run(self) -> DryRun:
         """One step and one validation; writes nothing."""
@@ -176,7 +184,14 @@ class Run:
             for logger in loggers:
                 logger.close()
         task = trainer.finished()
-        self.strategy.on_main(lambda: self._write(task, score))
+        results = Results(
+            config=self.config,
+            target=self.target,
+            draft=self.draft,
+            manifest=self.data.manifest,
+            fingerprint=self.fingerprint,
+        )
+        self.strategy.on_main(lambda: results.write(task, score))
         return score
 
     def _store_states(self, states: StoredStates) -> None:
@@ -232,7 +247,7 @@ class Run:
             )
         validation = Validation(
             section=section,
-            prompts=self.data.prompts(section.prompts, section.prompt_tokens),
+            requests=self._requests(),
             held_out=self.data.held_out,
             seed=self.config.seed,
         )
@@ -254,52 +269,6 @@ class Run:
             loggers=loggers,
             origin=origin,
         )
-
-    def _write(self, task: Task, score: Score) -> None:
-        """Write heads and models as directories that can be served, each with its model card."""
-        output, name = self.config.output, target_directory(self.config)
-        record = RunRecord(
-            config=self.config,
-            score=score,
-            manifest=self.data.manifest,
-            commit=git_commit(),
-            lengthened=read_history(output).lengthened,
-        )
-        written: list[str] = []
-        if isinstance(task, NextToken | DraftHeadTask) and self.config.target.is_trained:
-            self._write_model(task.model if isinstance(task, NextToken) else task.target, self.target, TARGET)
-            written.append(TARGET)
-        if isinstance(task, Distillation):
-            assert self.draft is not None
-            self._write_model(task.draft, self.draft, DRAFT)
-            written.append(DRAFT)
-        if isinstance(task, DraftHeadTask):
-            target = self.fingerprint or fingerprint(task.target)
-            for trained in task.trained_heads:
-                save_head(trained.head, output / trained.name, target_name=name, fingerprint=target)
-                written.append(trained.name)
-        for part in written:
-            write_text(output / part / "README.md", model_card(record, name=part))
-
-    def _write_model(self, lm: DecoderLM, model: LoadedModel, name: str) -> None:
-        """Weights, with the target's tokenizer beside them if it has one."""
-        folder, raw = self.config.output / name, model.raw
-        if name == TARGET and self.config.target.joint is not None:
-            raw = {**raw, TUNED_FROM: self.config.target.path}
-        save(lm, raw, folder, dtype=torch.float32)
-        if self.target.folder is not None:
-            for pattern in TOKENIZER_FILES:
-                for path in self.target.folder.glob(pattern):
-                    shutil.copyfile(path, folder / path.name)
-
-
-def git_commit() -> str | None:
-    """The commit of the current folder, if it is under git."""
-    try:
-        result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return result.stdout.strip() or None
 
 
 def _memory(strategy: Strategy) -> float:

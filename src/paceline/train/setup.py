@@ -1,6 +1,6 @@
 """Builds what a configuration describes: target, draft model, draft heads, and the task that trains them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ from paceline.draft_heads import DRAFT_HEADS
 from paceline.draft_heads.base import DraftHead
 from paceline.draft_heads.draft_vocab import most_frequent
 from paceline.models import hub
+from paceline.models.copied_layers import copy_layers, smaller_config
 from paceline.models.directory import is_hub_id, read_config
 from paceline.models.loading import ModelError, load
 from paceline.models.native.decoder import DecoderLM
-from paceline.train.config import HeadSection, ModelSection, TargetSection, TrainConfig
+from paceline.models.native.encoder_decoder import EncoderDecoderLM
+from paceline.train.config import DraftSection, HeadSection, ModelSection, TargetSection, TrainConfig
 from paceline.train.config_file import ConfigError, describe_errors
 from paceline.train.data import PreparedData
 from paceline.train.init_weights import random_model
@@ -41,15 +43,41 @@ class LoadedModel:
     folder: Path | None  # where it was read from; None: from scratch
 
 
-def build_target(section: TargetSection, *, seed: int, device: torch.device) -> LoadedModel:
-    """The target, in float32 if it is trained. Raises ModelError."""
+def build_target(
+    section: TargetSection, *, seed: int, device: torch.device, draft: DraftSection | None = None
+) -> LoadedModel:
+    """The target, in float32 if it is trained. Raises ModelError, also for one that ``draft`` cannot copy layers of."""
     dtype = torch.float32 if section.is_trained else DTYPES[section.dtype]
-    return _load(section, dtype=dtype, seed=seed, device=device)
+    found = _load(section, dtype=dtype, seed=seed, device=device)
+    named = found.folder or "a model from scratch"
+    if not isinstance(found.lm, EncoderDecoderLM):
+        if draft is not None and draft.layers is not None:
+            raise ModelError(
+                f"draft.layers: {named} has no encoder, and the draft would share it: give draft.config or draft.path"
+            )
+        return found
+    if draft is not None and draft.layers is None:
+        raise ModelError(
+            f"{named} is an encoder-decoder, for which only a draft of layers of its own decoder is trained: give "
+            "draft.layers, such as [0, -1], or heads; or a decoder-only model"
+        )
+    if section.source_dropout and not found.lm.num_null:
+        raise ModelError(
+            f"target.source_dropout={section.source_dropout}: {named} reads no empty source: leave it out, or give a "
+            "model that does, such as text_to_semantic"
+        )
+    return found
 
 
-def build_draft(section: ModelSection, target: LoadedModel, *, seed: int, device: torch.device) -> LoadedModel:
-    """The draft model. Raises ValueError if its vocabulary is not the target's."""
-    draft = _load(section, dtype=torch.float32, seed=seed, device=device)
+def build_draft(section: DraftSection, target: LoadedModel, *, seed: int, device: torch.device) -> LoadedModel:
+    """The draft model. Raises ValueError if its vocabulary is not the target's, and for layers that it has not."""
+    if section.layers is not None:
+        return _copied(section.layers, target)
+    draft = _load(section.model, dtype=torch.float32, seed=seed, device=device)
+    if isinstance(draft.lm, EncoderDecoderLM):
+        raise ModelError(
+            f"draft: {draft.folder or 'a model from scratch'} is an encoder-decoder: give a decoder-only model"
+        )
     size, target_size = draft.lm.vocab_size, target.lm.vocab_size
     if size != target_size:
         raise ValueError(
@@ -92,7 +120,7 @@ def build_task(config: TrainConfig, target: LoadedModel, draft: LoadedModel | No
     if section is not None:
         layer_skip = LayerSkip(section, num_layers=target.lm.num_layers, num_steps=config.schedule.steps)
     if not config.heads:
-        return NextToken(model=target.lm, layer_skip=layer_skip)
+        return NextToken(model=target.lm, layer_skip=layer_skip, source_dropout=config.target.source_dropout)
     heads = [
         build_trained_head(head, target.lm, seed=config.seed, index=index) for index, head in enumerate(config.heads)
     ]
@@ -107,6 +135,7 @@ def build_task(config: TrainConfig, target: LoadedModel, draft: LoadedModel | No
         rows=config.loss.rows,
         layer_skip=layer_skip,
         joint=joint,
+        source_dropout=config.target.source_dropout,
     )
     if not task.trained():
         raise ValueError(
@@ -147,10 +176,29 @@ def _load(section: ModelSection, *, dtype: torch.dtype, seed: int, device: torch
     else:
         raw = dict(section.config or {})
         found = LoadedModel(lm=random_model(raw, seed).to(device), raw=raw, folder=None)
-    if found.lm.context_inputs:
-        named = found.folder or "a model from scratch"
-        raise ModelError(f"{named} is an encoder-decoder, which is not trained here: give a decoder-only model")
     return found
+
+
+def _copied(layers: Sequence[int], target: LoadedModel) -> LoadedModel:
+    """The draft of ``layers`` of the decoder of ``target``."""
+    lm = in_float32(target)
+    try:
+        draft = copy_layers(lm, layers)
+    except ValueError as error:
+        raise ModelError(f"draft.layers={error}") from error
+    assert isinstance(target.lm, EncoderDecoderLM)
+    draft.share_encoder(target.lm)
+    return LoadedModel(lm=draft, raw=smaller_config(target.raw, draft.num_layers), folder=None)
+
+
+def in_float32(target: LoadedModel) -> EncoderDecoderLM:
+    """The encoder-decoder ``target``, from its files again unless it is loaded in float32."""
+    lm = target.lm
+    if lm.dtype != torch.float32:
+        assert target.folder is not None
+        lm = load(target.folder, dtype=torch.float32, device=lm.device)
+    assert isinstance(lm, EncoderDecoderLM)
+    return lm
 
 
 def check_lengths(config: TrainConfig, longest: int) -> None:
@@ -158,13 +206,19 @@ def check_lengths(config: TrainConfig, longest: int) -> None:
     section = config.validation
     if config.batch.length > longest:
         raise ValueError(f"batch.length={config.batch.length}: the target reads {longest} tokens at most")
-    needed = section.prompt_tokens + section.tokens + section.k
+    paired = config.data.is_paired
+    needed = section.prompt_tokens * (not paired) + section.tokens + section.k
+    if paired and needed > longest:
+        raise ValueError(
+            f"validation: {section.tokens} tokens and {section.k} drafted ones exceed the {longest} that the target's "
+            "decoder reads; lower tokens"
+        )
     if needed > longest:
         raise ValueError(
             f"validation: {section.prompt_tokens} + {section.tokens} tokens and {section.k} drafted ones exceed the "
             f"{longest} that the target reads; lower prompt_tokens or tokens"
         )
-    if section.prompt_tokens > config.batch.length:
+    if section.prompt_tokens > config.batch.length and not paired:
         raise ValueError(
             f"validation.prompt_tokens={section.prompt_tokens}: prompts are prefixes of rows, whose batch.length is "
             f"{config.batch.length}"

@@ -1,21 +1,18 @@
-"""Validation during training: acceptance with the decoder that serves, and the loss on held-out text.
+"""Validation during training: acceptance with the decoder that serves, and the loss on held-out text."""
 
-P prompts, T tokens each.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
-import numpy as np
 import torch
 
+from paceline.core.request import Request
 from paceline.draft_heads.base import DraftHead
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter
 from paceline.models.base import LM
 from paceline.models.native.decoder import DecoderLM
-from paceline.train.acceptance import Acceptance, measure_acceptance, validation_samplings
+from paceline.train.acceptance import Acceptance, measure_requests, validation_samplings
 from paceline.train.batches import Batches
 from paceline.train.config import ValidationSection
 from paceline.train.loop.trainer import Score
@@ -34,7 +31,7 @@ def drafter_of(head: DraftHead) -> Drafter:
 class Validation:
     """The score of a task.
 
-    A draft model or heads score by greedy tokens per step on held-out prompts, the mean over the heads. A target that
+    A draft model or heads score by greedy tokens per step on held-out requests, the mean over the heads. A target that
     is trained scores by its held-out loss, also with heads: a target whose output is easier to draft is not a better
     one.
     """
@@ -43,12 +40,12 @@ class Validation:
         self,
         *,
         section: ValidationSection,
-        prompts: np.ndarray,
+        requests: Sequence[Request],
         held_out: Batches,
         seed: int,
         serve: Callable[[DraftHead], Drafter] = drafter_of,
     ) -> None:
-        self.section, self.prompts, self.held_out, self.seed, self.serve = section, prompts, held_out, seed, serve
+        self.section, self.requests, self.held_out, self.seed, self.serve = section, requests, held_out, seed, serve
 
     def __call__(self, task: Task) -> Score:
         """Measure ``task``."""
@@ -68,14 +65,7 @@ class Validation:
     def _measure(self, target: LM, drafter: Drafter) -> dict[str, Acceptance]:
         section = self.section
         return {
-            name: measure_acceptance(
-                target,
-                drafter,
-                self.prompts,
-                num_tokens=section.tokens,
-                num_draft_tokens=section.k,
-                sampling=sampling,
-            )
+            name: measure_requests(target, drafter, self.requests, num_draft_tokens=section.k, sampling=sampling)
             for name, sampling in validation_samplings(section.temperature, seed=self.seed)
         }
 

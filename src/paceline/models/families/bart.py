@@ -19,6 +19,7 @@ from paceline.models.native.config import (
     Multipliers,
 )
 
+DECODER_LAYERS = "decoder_layers"
 OFFSET = 2  # rows of a table of positions before that of position 0
 NAMES: Names = (
     ("embed_positions", "position"),
@@ -49,7 +50,7 @@ def shape(raw: Fields, *, most: int, source: int, arrangement: Arrangement, fina
     decoder = DecoderConfig(
         vocab_size=integer(raw, "vocab_size"),
         hidden_size=hidden,
-        num_layers=integer(raw, "decoder_layers"),
+        num_layers=integer(raw, DECODER_LAYERS),
         num_heads=(heads := integer(raw, "decoder_attention_heads")),
         num_kv_heads=heads,
         head_dim=hidden // heads,
@@ -125,4 +126,7 @@ def _mbart(raw: Fields) -> DecoderConfig:
     return _configure(raw, arrangement=Arrangement.NORM_BEFORE, final_norm=True)
 
 
-FAMILIES = {"bart": Family(_bart, read, write), "mbart": Family(_mbart, read, write)}
+FAMILIES = {
+    "bart": Family(_bart, read, write, DECODER_LAYERS),
+    "mbart": Family(_mbart, read, write, DECODER_LAYERS),
+}

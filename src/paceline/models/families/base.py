@@ -47,6 +47,7 @@ class Family:
     configure: Callable[[dict[str, object]], DecoderConfig]
     read: Callable[[str, Tensor], Iterator[tuple[str, Tensor]]]
     write: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+    decoder_layers: str | None = None  # of an encoder-decoder: the field of config.json that counts them
 
 
 @cache  # the same few names again and again, whenever is_current is called

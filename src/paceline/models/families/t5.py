@@ -20,6 +20,7 @@ from paceline.models.native.config import (
 from paceline.models.native.layers import gelu_tanh
 
 ACTIVATIONS = {"relu": F.relu, "gelu_new": gelu_tanh, "gelu": F.gelu, "silu": F.silu}
+DECODER_LAYERS = "num_decoder_layers"
 LONGEST = 1 << 16  # tokens: distances beyond the last bucket are alike, so nothing but memory bounds a text
 BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # of all layers
 NAMES: Names = (
@@ -67,7 +68,7 @@ def _configure(raw: Fields, *, scaled: bool) -> DecoderConfig:
     )
     return replace(
         blocks,
-        num_layers=integer(raw, "num_decoder_layers", layers),
+        num_layers=integer(raw, DECODER_LAYERS, layers),
         multipliers=Multipliers(logits=sqrt(hidden) if scaled else 1.0),
         tied_head=raw.get("tie_word_embeddings") is not False,
         cross=CrossConfig(source_size=hidden, max_source=integer(raw, "n_positions", 512)),
@@ -126,4 +127,7 @@ def _mt5(raw: Fields) -> DecoderConfig:
     return _configure(raw, scaled=False)
 
 
-FAMILIES = {"t5": Family(_t5, _read, _write), "mt5": Family(_mt5, _read, _write)}
+FAMILIES = {
+    "t5": Family(_t5, _read, _write, DECODER_LAYERS),
+    "mt5": Family(_mt5, _read, _write, DECODER_LAYERS),
+}

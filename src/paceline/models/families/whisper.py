@@ -35,4 +35,4 @@ def _write(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {names.get(name, name): tensor for name, tensor in bart.write(own, offset=0).items()}
 
 
-FAMILIES = {"whisper": Family(_configure, _read, _write)}
+FAMILIES = {"whisper": Family(_configure, _read, _write, bart.DECODER_LAYERS)}

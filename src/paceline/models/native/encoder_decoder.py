@@ -71,6 +71,12 @@ class EncoderDecoderLM(DecoderLM):
         return int(self.config.cross.null)
 
     @property
+    def encodes_tokens(self) -> bool:
+        """Whether the encoder reads tokens by the decoder's embedding."""
+        encoder = self.reads_from.config.encoder
+        return encoder is not None and encoder.num_features is None and encoder.vocab_size is None
+
+    @property
     def context_inputs(self) -> Mapping[str, ContextInput]:
         config = self.reads_from.config
         assert config.cross is not None
@@ -133,7 +139,7 @@ class EncoderDecoderLM(DecoderLM):
     def encode(self, contexts: Sequence[Context]) -> list[Tensor]:
         """The encoder's states [X, H] of each context; those that some request still holds are not made again."""
         if self._shared:
-            return self.reads_from.encode(contexts)
+            return [states.to(self.dtype) for states in self.reads_from.encode(contexts)]
         new = [context for context in dict.fromkeys(contexts) if context not in self._states]
         for part in self._parts(new):
             watch = Stopwatch(self.device)
@@ -150,6 +156,8 @@ class EncoderDecoderLM(DecoderLM):
     def encode_inputs(self, inputs: Tensor, length: Tensor) -> Tensor:
         """States [B, X, H] of ``inputs``, token ids [B, T] or frames [B, W, T], of which rows have ``length`` [B]."""
         assert self.encoder is not None and self.config.encoder is not None
+        if not inputs.shape[-1]:
+            return torch.zeros(len(inputs), 0, self.encoder_size, dtype=self.dtype, device=self.device)
         if self.config.encoder.num_features is not None:
             return self.encoder(inputs.to(self.dtype), length)
         if self.encoder.embed is not None:
@@ -201,8 +209,6 @@ class EncoderDecoderLM(DecoderLM):
         if STATES in contexts[0].inputs:
             return [states.to(self.dtype) for states in inputs]
         sizes = [self._size(context) for context in contexts]
-        if not max(sizes):
-            return [torch.zeros(0, self.encoder_size, dtype=self.dtype, device=self.device)] * len(contexts)
         if inputs[0].dim() == 1:
             batch = nn.utils.rnn.pad_sequence(inputs, batch_first=True)
         else:

@@ -5,14 +5,17 @@ from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
+from torch import Tensor
 
 from paceline.text.tokenizer import Tokenizer
 from paceline.train.data.config import DataConfig, FeaturesSource, Source
-from paceline.train.data.encoders import make_encoder
+from paceline.train.data.encoders import Encoder, make_encoder
 from paceline.train.data.manifest import Manifest, Split, check_disjoint
 from paceline.train.data.mixture import ConcatenatedRows, RowBatches
 from paceline.train.data.order import Shuffle
 from paceline.train.data.packing import PACKINGS, Packing, Rows
+from paceline.train.data.pair_encoder import PairEncoder, PairModel, make_pair_encoder
+from paceline.train.data.pairs import pack_pairs
 from paceline.train.data.sources.features import RowsWithHidden
 from paceline.train.data.store import open_split
 from paceline.train.data.tokenise import TokenisedSource, tokenise_sources
@@ -80,6 +83,17 @@ class PreparedData:
             )
         return np.stack(prompts)
 
+    def openings(self, count: int, *, split: Split = Split.VALIDATION, seed: int = 0) -> list[tuple[list[int], Tensor]]:
+        """Of ``count`` pairs of ``split``, chosen by ``seed``: the tokens before the learned ones, and the source."""
+        pool = ConcatenatedRows(self.packings[split])
+        order = Shuffle(size=max(1, pool.num_rows), seed=seed, epoch=0)
+        found: list[tuple[list[int], Tensor]] = []
+        for number in range(min(count, pool.num_rows)):
+            row = pool.row(order[number])
+            assert row.source is not None
+            found.append((row.tokens[: int(np.argmax(row.learned))].tolist(), row.source))
+        return found
+
 
 def make_batches(
     config: DataConfig,
@@ -90,14 +104,20 @@ def make_batches(
     rows: int,
     length: int,
     seed: int,
+    pairs_for: PairModel | None = None,
 ) -> PreparedData:
     """Batches of ``rows`` rows of ``length`` + 1 tokens, for a target of ``vocab_size`` tokens.
 
-    ``tokenizer`` is the target's, ``end_of_text`` the id that ends its texts. Everything is tokenised before it
-    returns, unless it is in the cache. Raises ValueError for a corpus that is missing, empty, unreadable, shorter than
-    a row, of another vocabulary, or without learned tokens.
+    ``tokenizer`` is the target's, ``end_of_text`` the id that ends its texts; ``pairs_for`` is the target if it has an
+    encoder, and its data are pairs. Everything is tokenised before it returns, unless it is in the cache. Raises
+    ValueError for a corpus that is missing, empty, unreadable, shorter than a row, of another vocabulary, or without
+    learned tokens.
     """
-    encoder = make_encoder(config, tokenizer=tokenizer, vocab_size=vocab_size, end_of_text=end_of_text)
+    encoder: Encoder = (
+        make_encoder(config, tokenizer=tokenizer, vocab_size=vocab_size, end_of_text=end_of_text)
+        if pairs_for is None
+        else make_pair_encoder(config, pairs_for, tokenizer=tokenizer, vocab_size=vocab_size)
+    )
     if len({source.share is None for source in config.sources}) > 1:
         raise ValueError("data: some sources have a share and others none; give one to all, or to none")
     if len({isinstance(source, FeaturesSource) for source in config.sources}) > 1:
@@ -105,7 +125,7 @@ def make_batches(
     sources = tokenise_sources(config, encoder)
     check_disjoint(file for source in sources for file in source.files)
     packed = {
-        split: [(source, _pack(source, split, config, length)) for source in sources]
+        split: [(source, _pack(source, split, config, length, encoder)) for source in sources]
         for split in (Split.TRAIN, Split.VALIDATION)
     }
     _check(packed[Split.TRAIN], length)
@@ -139,11 +159,14 @@ def make_batches(
     )
 
 
-def _pack(source: TokenisedSource, split: Split, config: DataConfig, length: int) -> Packing | None:
+def _pack(source: TokenisedSource, split: Split, config: DataConfig, length: int, encoder: Encoder) -> Packing | None:
     """The rows of a split; None if it has none."""
     tokens = open_split(source.folder, split)
     if tokens is None:
         return None
+    if isinstance(encoder, PairEncoder):
+        pairs = pack_pairs(source, split, tokens, encoder, length=length)
+        return pairs if pairs.num_rows else None
     segmented = config.packing == "packed" and config.segments and len(tokens.ends) > 1
     packing = PACKINGS[config.packing](tokens, length=length, segmented=segmented)
     return packing if packing.num_rows else None

@@ -1,9 +1,9 @@
 """The section ``data`` of a training configuration: sources, tokenisation, packing and what is held out."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 SplitName = Literal["auto", "train", "validation"]
 
@@ -96,6 +96,28 @@ class FeaturesSource(_Source):
     taps: tuple[NonNegativeInt, ...] | None = None  # the layers that the files hold; None: as in features.json
 
 
+class PairsSource(FilesSource):
+    """One JSON object per line for an encoder-decoder: a text that the encoder reads, and one that is the output.
+
+    In place of ``output`` a line may have the target's tokens as ``paceline data regenerate`` writes them: input_ids
+    and loss_mask.
+    """
+
+    kind: Literal["pairs"]
+    source: str = "source"
+    output: str = "output"
+
+
+class SoundsSource(FilesSource):
+    """The same for Whisper: a path of sound, from the file's folder, and its transcript."""
+
+    kind: Literal["sounds"]
+    audio: str = "audio"
+    output: str = "output"
+    language: str | None = None  # of transcripts; None: the checkpoint's own
+    task: Literal["transcribe", "translate"] = "transcribe"
+
+
 Source = Annotated[
     TextSource
     | JsonlSource
@@ -105,7 +127,9 @@ Source = Annotated[
     | BytesSource
     | LibrarySource
     | DatasetsSource
-    | FeaturesSource,
+    | FeaturesSource
+    | PairsSource
+    | SoundsSource,
     Field(discriminator="kind"),
 ]
 
@@ -127,3 +151,21 @@ class DataConfig(Section):
     segments: bool = True  # documents that share a row do not attend to each other
     validation: ValidationConfig = ValidationConfig()
     cache: Path | None = None  # None: paceline/data in the user's cache folder
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether its rows are pairs of what an encoder reads and an output."""
+        return any(isinstance(source, PairsSource | SoundsSource) for source in self.sources)
+
+    @model_validator(mode="after")
+    def _pairs_alone(self) -> Self:
+        if not self.is_paired:
+            return self
+        kinds = {source.kind for source in self.sources}
+        if len(kinds) > 1:
+            raise ValueError(f"sources of kind {' and '.join(sorted(kinds))}: pairs are not mixed with others")
+        if self.tokenizer != "target":
+            raise ValueError(f"tokenizer {self.tokenizer} with pairs: they are of the target's tokens; leave it out")
+        if self.packing != "documents":
+            raise ValueError(f"packing {self.packing} with pairs: a row is one of them; give packing: documents")
+        return self

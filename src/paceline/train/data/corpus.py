@@ -18,6 +18,7 @@ from paceline.text.tokenizer import Tokenizer, load_tokenizer
 from paceline.train.data.batches import PreparedData, make_batches, make_encoder
 from paceline.train.data.config import DataConfig
 from paceline.train.data.manifest import Split
+from paceline.train.data.pair_encoder import PairModel, read_pair_model
 from paceline.train.data.sources.feature_extraction import Chunk, chunk_documents
 from paceline.train.data.sources.readers import open_reader
 from paceline.train.data.store import default_cache, open_split
@@ -44,6 +45,7 @@ class Vocabulary:
     tokenizer: Tokenizer | None
     size: int
     end_of_text: int | None
+    pairs_for: PairModel | None = None  # the model, if it has an encoder
 
 
 def read_corpus(
@@ -88,6 +90,7 @@ def read_rows(corpus: Corpus, model: str | None) -> PreparedData:
         rows=1,
         length=corpus.length,
         seed=0,
+        pairs_for=vocabulary.pairs_for,
     )
 
 
@@ -116,11 +119,17 @@ def read_vocabulary(corpus: Corpus, model: str | None) -> Vocabulary:
 def read_model_vocabulary(name: str, *, byte_tokens: bool = False) -> Vocabulary:
     """Of a model directory or Hub id; with ``byte_tokens`` its size alone."""
     folder = hub.fetch(name, None) if is_hub_id(name) else Path(name)
-    size, eos = read_config(folder).get("vocab_size"), read_eos(folder)
+    raw, eos = read_config(folder), read_eos(folder)
+    size = raw.get("vocab_size")
     if not isinstance(size, int):
         raise ValueError(f"{folder / 'config.json'}: vocab_size={size!r}; it wants a number")
     tokenizer = None if byte_tokens else load_tokenizer(folder)
-    return Vocabulary(tokenizer=tokenizer, size=size, end_of_text=eos[0] if eos else None)
+    return Vocabulary(
+        tokenizer=tokenizer,
+        size=size,
+        end_of_text=eos[0] if eos else None,
+        pairs_for=read_pair_model(folder, raw),
+    )
 
 
 def _read_yaml(path: Path) -> dict[str, object]:

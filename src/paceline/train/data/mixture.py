@@ -10,7 +10,7 @@ from typing import Generic, TypeVar, final
 import numpy as np
 import torch
 
-from paceline.train.batches import TrainBatch
+from paceline.train.batches import SourceBatch, TrainBatch
 from paceline.train.data.order import Shuffle
 from paceline.train.data.packing import Row, Rows
 
@@ -67,11 +67,13 @@ class RowBatches:
         if selected and selected[0].hidden is not None:
             taps = selected[0].hidden.keys()
             hidden = {tap: torch.stack([row.hidden[tap] for row in selected if row.hidden is not None]) for tap in taps}
+        sources = [row.source for row in selected if row.source is not None]
         return TrainBatch(
             tokens=torch.from_numpy(np.stack([row.tokens for row in selected])),
             learned=torch.from_numpy(np.stack([row.learned for row in selected])),
             segment=torch.from_numpy(np.stack([row.segment for row in selected])) if self.segmented else None,
             hidden=hidden,
+            source=SourceBatch.of(sources) if sources else None,
         )
 
     def row(self, number: int) -> Row:

@@ -31,6 +31,7 @@ class Row:
     learned: np.ndarray  # [T + 1] bool
     segment: np.ndarray  # [T + 1] int64: number of the document in the row
     hidden: Mapping[int, Tensor] | None = None  # tap -> [T, H]
+    source: Tensor | None = None  # [S] int64 or [W, F]: what an encoder reads
 
 
 class Rows(Protocol):

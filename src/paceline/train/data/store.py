@@ -36,6 +36,7 @@ class TokenisedSplit:
     learned: np.ndarray | None  # [N] bool, memory map; None: all but the first of each document
     ends: np.ndarray  # [D] int64: end of each document
     origin: np.ndarray  # [D] int64: number of each document in its file
+    source: np.ndarray | None = None  # [D] int64: tokens at its beginning that an encoder reads; None: there are none
 
 
 @final
@@ -47,6 +48,7 @@ class TokenWriter:
         self._files: dict[Split, tuple[IO[bytes], IO[bytes]]] = {}
         self._ends: dict[Split, list[int]] = {}
         self._origin: dict[Split, list[int]] = {}
+        self._source: dict[Split, list[int]] = {}
         self._masked: set[Split] = set()
 
     def __enter__(self) -> "TokenWriter":
@@ -62,7 +64,7 @@ class TokenWriter:
         """Append a document of at least one token; returns how many of its tokens are learned."""
         if split not in self._files:
             self._files[split] = (self._open(split, "tokens"), self._open(split, "learned"))
-            self._ends[split], self._origin[split] = [], []
+            self._ends[split], self._origin[split], self._source[split] = [], [], []
         learned = np.ones(len(document.tokens), dtype=bool) if document.learned is None else document.learned.copy()
         learned[0] = False
         tokens_file, learned_file = self._files[split]
@@ -71,6 +73,7 @@ class TokenWriter:
         ends = self._ends[split]
         ends.append((ends[-1] if ends else 0) + len(document.tokens))
         self._origin[split].append(document.origin)
+        self._source[split].append(document.num_source)
         if document.learned is not None:
             self._masked.add(split)
         return int(learned.sum())
@@ -84,6 +87,8 @@ class TokenWriter:
                 file.close()
             np.save(self._folder / f"{split.value}.ends.npy", np.asarray(self._ends[split], dtype=np.int64))
             np.save(self._folder / f"{split.value}.origin.npy", np.asarray(self._origin[split], dtype=np.int64))
+            if any(self._source[split]):
+                np.save(self._folder / f"{split.value}.source.npy", np.asarray(self._source[split], dtype=np.int64))
             if split not in self._masked:
                 (self._folder / f"{split.value}.learned").unlink()
         meta = {"dtype": str(self._dtype), "files": [asdict(record) for record in records]}
@@ -104,12 +109,13 @@ def open_split(folder: Path, split: Split) -> TokenisedSplit | None:
     if not base.with_suffix(".ends.npy").exists():
         return None
     dtype = np.dtype(json.loads((folder / META).read_text(encoding="utf-8"))["dtype"])
-    masked = base.with_suffix(".learned").exists()
+    masked, source = base.with_suffix(".learned").exists(), base.with_suffix(".source.npy")
     return TokenisedSplit(
         tokens=np.memmap(base.with_suffix(".tokens"), dtype=dtype, mode="r"),
         learned=np.memmap(base.with_suffix(".learned"), dtype=bool, mode="r") if masked else None,
         ends=np.load(base.with_suffix(".ends.npy"), allow_pickle=False),
         origin=np.load(base.with_suffix(".origin.npy"), allow_pickle=False),
+        source=np.load(source, allow_pickle=False) if source.exists() else None,
     )
 
 

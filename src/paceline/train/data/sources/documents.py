@@ -38,7 +38,8 @@ class Tokens:
     name: str
     tokens: np.ndarray
     learned: np.ndarray | None = None  # [N] bool
-    origin: int = 0  # its number in its file, by which hidden states are found
+    origin: int = 0  # its number in its file, by which hidden states and sounds are found
+    num_source: int = 0  # tokens at the beginning that an encoder reads; the rest is the output
 
 
 Document: TypeAlias = Text | Chat | Tokens

@@ -8,6 +8,7 @@ from paceline.train.data.sources.arrays import ByteRanges, TokenFiles
 from paceline.train.data.sources.documents import Reader
 from paceline.train.data.sources.features import FeatureFolder
 from paceline.train.data.sources.hub_datasets import HubDataset
+from paceline.train.data.sources.pairs import PairLines, SoundLines
 from paceline.train.data.sources.standard_library import StandardLibrary
 from paceline.train.data.sources.text_files import JsonLines, TextFiles
 
@@ -21,6 +22,8 @@ READERS: Mapping[str, type[Reader]] = {
     "standard_library": StandardLibrary,
     "datasets": HubDataset,
     "features": FeatureFolder,
+    "pairs": PairLines,
+    "sounds": SoundLines,
 }
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TypeAlias, TypeGuard, final
 
 import numpy as np
@@ -39,24 +40,30 @@ class JsonLines(FileReader):
 
     def documents(self, index: int) -> Iterator[Document]:
         """The documents of all lines that are not blank."""
-        path = self._paths[index]
-        with path.open("rb") as file:
-            for number, data in enumerate(file):
-                name = f"{path}, line {number + 1}"
-                text = _decode(data, name)
-                if not text.strip():
-                    continue
-                row = _json_object(text, name)
-                if self._skipped in row:
-                    continue
-                document = self._parse(row, self._field, name, number)
-                if not isinstance(document, Text) or document.text:
-                    yield document
+        for number, name, row in read_objects(self._paths[index]):
+            if self._skipped in row:
+                continue
+            document = self._parse(row, self._field, name, number)
+            if not isinstance(document, Text) or document.text:
+                yield document
+
+
+def read_objects(path: Path) -> Iterator[tuple[int, str, Row]]:
+    """Number, name for errors, and object of every line of ``path`` that is not blank.
+
+    Raises ValueError, naming the line, for anything else.
+    """
+    with path.open("rb") as file:
+        for number, data in enumerate(file):
+            name = f"{path}, line {number + 1}"
+            text = _decode(data, name)
+            if text.strip():
+                yield number, name, _json_object(text, name)
 
 
 def parse_text(row: Row, field: str, name: str, number: int) -> Text:
     """The text in ``field``. Raises ValueError, beginning with ``name``, if there is none."""
-    value = _field(row, field, name)
+    value = field_of(row, field, name)
     if not isinstance(value, str):
         raise ValueError(f"{name}: {field} is a {type(value).__name__}; a text is wanted")
     return Text(name=name, text=value)
@@ -64,7 +71,7 @@ def parse_text(row: Row, field: str, name: str, number: int) -> Text:
 
 def parse_chat(row: Row, field: str, name: str, number: int) -> Chat:
     """The messages in ``field``. Raises ValueError, beginning with ``name``, if there are none."""
-    value = _field(row, field, name)
+    value = field_of(row, field, name)
     if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
         raise ValueError(f"{name}: {field} is no list of messages; give objects with role and content")
     return Chat(name=name, messages=value)
@@ -72,10 +79,10 @@ def parse_chat(row: Row, field: str, name: str, number: int) -> Chat:
 
 def parse_row(row: Row, field: str, name: str, number: int) -> Tokens:
     """input_ids and loss_mask. Raises ValueError, beginning with ``name``, if they do not fit each other."""
-    ids, mask = _field(row, "input_ids", name), row.get("loss_mask")
-    if not _are_integers(ids):
+    ids, mask = field_of(row, "input_ids", name), row.get("loss_mask")
+    if not are_integers(ids):
         raise ValueError(f"{name}: input_ids is no list of token ids")
-    if mask is not None and not (_are_integers(mask) and set(mask) <= {0, 1}):
+    if mask is not None and not (are_integers(mask) and set(mask) <= {0, 1}):
         raise ValueError(f"{name}: loss_mask is no list of 0 and 1")
     if mask is not None and len(mask) != len(ids):
         raise ValueError(f"{name}: input_ids has {len(ids)} entries and loss_mask {len(mask)}; give one for each")
@@ -103,11 +110,13 @@ def _json_object(text: str, name: str) -> Row:
     return value
 
 
-def _field(row: Row, field: str, name: str) -> object:
+def field_of(row: Row, field: str, name: str) -> object:
+    """The value of ``field``. Raises ValueError, beginning with ``name``, if there is none."""
     if field not in row:
         raise ValueError(f"{name}: no {field!r} among {', '.join(map(repr, row)) or 'no fields'}; name the right field")
     return row[field]
 
 
-def _are_integers(value: object) -> TypeGuard[list[int]]:
+def are_integers(value: object) -> TypeGuard[list[int]]:
+    """Whether ``value`` is a list of whole numbers, as of token ids."""
     return isinstance(value, list) and all(type(entry) is int or entry is True or entry is False for entry in value)
