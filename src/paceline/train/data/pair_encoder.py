@@ -46,7 +46,7 @@ def read_pair_model(
     if config is None:
         if not raw.get("is_encoder_decoder"):
             return None
-        config = configure(dict(raw), folder)
+        config = configure(dict(raw), folder or "a model from scratch")
     if config.cross is None:
         return None
     found = read_special_tokens(raw) if folder is None else (read_start(folder), read_eos(folder))
