@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 PROMPT = "def quicksort(items):"
 TOKENS = "[[1, 2, 3]]"  # a prompt of a model without tokenizer
+SOUND = "talk.wav"
 
 
 def generate_command(
@@ -23,6 +24,20 @@ def generate_command(
     words = [word for name, value in given.items() if value is not None for word in (name, value)]
     prompt = ("--stats", PROMPT) if tokenizer else ("--prompt-file", "prompts.jsonl", "--output", "outputs.jsonl")
     return shlex.join(["paceline", "generate", *words, *flags, *prompt])
+
+
+def transcribe_command(model: str, *, draft: str) -> str:
+    """The command that transcribes with ``model``."""
+    return shlex.join(["paceline", "transcribe", SOUND, "--model", model, "--draft", draft])
+
+
+def transcribe_python(model: str, *, draft: str) -> str:
+    """Lines of Python that do the same."""
+    return (
+        "import paceline\n\n"
+        f"transcripts = paceline.transcribe({SOUND!r}, model={model!r}, drafter={draft!r})\n"
+        "print(transcripts[0].text)\n"
+    )
 
 
 def generate_python(model: str, *, draft: str | None = None, tokenizer: bool = True) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from paceline.speech.checkpoint import TRANSCRIBE, Checkpoint, CheckpointError
 from paceline.speech.options import SpeechOptions
+from paceline.speech.transcript import Transcript
 
 ENGLISH = ("en", "english", "<|en|>")
 
@@ -22,6 +23,22 @@ class Start:
         """With the language that was found, and ``no_timestamps`` where none follow."""
         parts = (self.start, self.language if language is None else language, *self.forced, self.task, no_timestamps)
         return tuple(token for token in parts if token is not None)
+
+
+def spoken_tokens(
+    checkpoint: Checkpoint, options: SpeechOptions, transcript: Transcript
+) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+    """What the decoder read and said for a sound of one window without timestamps: the prompt, the output with the
+    end-of-text token if it ended, and whether it did.
+    """
+    assert not transcript.has_timestamps
+    start = read_start(checkpoint, options)
+    found = None if transcript.language is None else checkpoint.languages[f"<|{transcript.language}|>"]
+    prompt, output = start.tokens(found, checkpoint.no_timestamps), transcript.tokens
+    room = checkpoint.positions - len(prompt)
+    limit = room if options.max_new_tokens is None else min(options.max_new_tokens, room)
+    ended = len(output) < limit
+    return prompt, (*output, checkpoint.eos) if ended else output, ended
 
 
 def read_start(checkpoint: Checkpoint, options: SpeechOptions) -> Start:

@@ -126,9 +126,14 @@ def _measured(record: RunRecord, name: str) -> str:
     if not rows:
         return "Nothing was measured."
     table = "\n".join(f"| {what} | {value} |" for what, value in rows)
+    measured = (
+        f"{section.prompts} held-out sources, each with an output of {section.tokens} tokens at most"
+        if record.config.data.is_paired
+        else f"prefixes of {section.prompts} held-out rows ({section.prompt_tokens} tokens each), continued by "
+        f"{section.tokens} tokens"
+    )
     return (
-        f"On prefixes of {section.prompts} held-out rows ({section.prompt_tokens} tokens each), continued by "
-        f"{section.tokens} tokens with the decoder that serves. Looping outputs, which are easy for every drafter, "
+        f"On {measured}, with the decoder that serves. Looping outputs, which are easy for every drafter, "
         f"are left out.\n\n| what | value |\n|---|---|\n{table}"
     )
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.api.usage import generate_command, generate_python
+from paceline.api.usage import generate_command, generate_python, transcribe_command, transcribe_python
 from paceline.train.config import TrainConfig
+from paceline.train.data.config import SoundsSource
 
 TARGET, DRAFT = "target", "draft"
 
@@ -34,6 +35,8 @@ def usage_of(config: TrainConfig, part: str) -> Usage:
     """How the directory ``part`` of the run is used, with the target where it drafts."""
     target = target_directory(config)
     draft = None if part == TARGET else str(config.output / part)
+    if draft is not None and any(isinstance(source, SoundsSource) for source in config.data.sources):
+        return Usage(command=transcribe_command(target, draft=draft), python=transcribe_python(target, draft=draft))
     source = config.target.path  # from which a trained target takes its tokenizer
     tokenizer = source is not None and not (Path(source).is_dir() and not any(Path(source).glob("tokenizer*")))
     return Usage(

@@ -2,8 +2,10 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, final
 
@@ -30,10 +32,16 @@ from paceline.cli.prompt_file.journal import STDOUT, Line, check_writable
 from paceline.cli.sampling_options import IgnoreEos, MaxTokens, MinP, TopK, TopP
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from paceline.api import SamplingParams
     from paceline.cli.prompt_file.prompts import Entry
     from paceline.cli.prompt_file.work import Sink
+    from paceline.train.data.config import DataConfig
+    from paceline.train.data.pair_encoder import PairModel
 
 ARRAY = ".npy"
+NUM_PROMPTS, PROMPT_TOKENS = 1024, 48
 PARAMS = ("max_tokens", "top_k", "top_p", "min_p", "seed", "ignore_eos")
 
 
@@ -45,11 +53,15 @@ class DataRegenerate(Command):
     as in `paceline generate`, or the beginnings of texts. Outputs that loop are left out and counted. After an
     interruption of any kind, the same command continues where it stopped.
 
+    For an encoder-decoder the prompts are what its encoder reads: lines of a file, or the sources of a configuration
+    whose data are pairs or sounds.
+
     Examples:
 
         paceline data regenerate --model DIR --text 'corpus/*.txt' --output own.jsonl
         paceline data regenerate --model DIR --prompt-file questions.txt --as-chat --output own.jsonl
         paceline data regenerate --model DIR run.yaml --num-prompts 4096 --draft SMALL_DIR --output own.npy
+        paceline data regenerate --model WHISPER_DIR sounds.yaml --temperature 0 --output own.jsonl
     """
 
     corpus: CorpusOptions = field(default_factory=CorpusOptions)
@@ -57,9 +69,9 @@ class DataRegenerate(Command):
     model: ModelOptions
     output: Annotated[Path, Parameter(group=OUTPUT)]
     """FILE.jsonl: one output per line; FILE.npy: an array of token ids."""
-    num_prompts: Annotated[int, AT_LEAST_1] = 1024
+    num_prompts: Annotated[int, AT_LEAST_1] = NUM_PROMPTS
     """Number of prompts cut from the texts."""
-    prompt_tokens: Annotated[int, AT_LEAST_1] = 48
+    prompt_tokens: Annotated[int, AT_LEAST_1] = PROMPT_TOKENS
     """Tokens of each prompt."""
     prompt_file: PromptFile = None
     as_chat: bool = False
@@ -85,12 +97,20 @@ class DataRegenerate(Command):
         """Generate what is missing, then print counts."""
         from paceline.api import SamplingParams
         from paceline.cli.prompt_file.batch import Batch
+        from paceline.train.data.pair_encoder import find_pair_model
 
         notes = open_notes(quiet=self.quiet, log_level=self.log_level)
         params = SamplingParams(**{name: getattr(self, name) for name in PARAMS})
         path = self._check()
         temperatures = read_numbers(self.temperature, option="--temperature", such_as="0,0.7,1")
-        entries = [_at(entry, temperatures[entry.index % len(temperatures)]) for entry in self._entries()]
+        pairs = find_pair_model(self.model.model)
+        if pairs is not None:
+            self._check_pairs(pairs)
+        if pairs is not None and pairs.reads_sound:
+            code = self._transcribe(path, params, temperatures, notes)
+            return code if code == EXIT_INTERRUPTED else self._conclude(path, code)
+        found = self._entries() if pairs is None else self._sources()
+        entries = [_at(entry, temperatures[entry.index % len(temperatures)]) for entry in found]
         code = Batch(
             model=self.model,
             drafting=self.drafting,
@@ -100,7 +120,7 @@ class DataRegenerate(Command):
             params=params,
             notes=notes,
             entries=entries,
-            into=TrainingLines,
+            into=TrainingLines if pairs is None else partial(TrainingLines, start=pairs.start, entries=entries),
         ).run()
         return code if code == EXIT_INTERRUPTED else self._conclude(path, code)
 
@@ -118,6 +138,57 @@ class DataRegenerate(Command):
             raise ValueError("--system without --as-chat: give --as-chat too, a line is then a user message")
         check_writable(path)
         return path.with_suffix(".jsonl")
+
+    def _check_pairs(self, pairs: "PairModel") -> None:
+        """Refuse what is for prompts that are cut from texts, or of chats."""
+        if self.output.suffix == ARRAY:
+            raise ValueError(f"--output {self.output}: an array holds no pairs of sources and outputs; give FILE.jsonl")
+        if self.as_chat:
+            raise ValueError("--as-chat: an encoder-decoder reads no chats; give lines that are sources")
+        if (self.num_prompts, self.prompt_tokens) != (NUM_PROMPTS, PROMPT_TOKENS):
+            raise ValueError("--num-prompts and --prompt-tokens: an encoder reads whole sources; leave them out")
+        if self.corpus.sources():
+            raise ValueError(
+                f"{pairs.folder} is an encoder-decoder, which reads whole sources: give --prompt-file, or a "
+                "configuration whose data are pairs"
+            )
+        if self.prompt_file is not None and pairs.reads_sound:
+            raise ValueError(
+                f"--prompt-file {self.prompt_file}: {pairs.folder} reads sound: give a configuration with sources of "
+                "kind sounds"
+            )
+
+    def _sources(self) -> "Sequence[Entry]":
+        """What the encoder of the target reads."""
+        from paceline.cli.paired import source_entries
+        from paceline.cli.prompt_file.prompts import read_prompts
+
+        if self.prompt_file is not None:
+            return read_prompts(self.prompt_file, chat=False, system=None)
+        return source_entries(self._paired("pairs"))
+
+    def _paired(self, kind: str) -> "DataConfig":
+        """The section data. Raises ValueError unless its sources are all of ``kind``."""
+        found = self.corpus.read(length=None).data
+        for source in found.sources:
+            if source.kind != kind:
+                raise ValueError(f"data: sources of kind {source.kind}; {self.model.model} reads those of kind {kind}")
+        return found
+
+    def _transcribe(self, path: Path, params: "SamplingParams", temperatures: Sequence[float], notes: "Console") -> int:
+        from paceline.cli.paired import SpokenBatch, spoken_entries
+
+        return SpokenBatch(
+            model=self.model,
+            drafting=self.drafting,
+            batch_size=self.batch_size,
+            params=params,
+            path=path,
+            overwrite=self.overwrite,
+            sounds=spoken_entries(self._paired("sounds"), temperatures),
+            notes=notes,
+            quiet=self.quiet,
+        ).run()
 
     def _entries(self) -> "Sequence[Entry]":
         from paceline.cli.prompt_file.prompts import Entry, read_prompts
@@ -138,7 +209,7 @@ class DataRegenerate(Command):
         ]
 
     def _conclude(self, path: Path, code: int) -> int:
-        from paceline.train.data.regenerated import LOOPS, save_array
+        from paceline.train.data.regenerated import LONG, LOOPS, save_array
 
         lines = [json.loads(line) for line in path.read_bytes().splitlines()]
         good = [line for line in lines if "left_out" not in line]
@@ -151,11 +222,12 @@ class DataRegenerate(Command):
             written = self.output
             save_array(written, good)
         if not self.quiet:
-            looping = sum(line.get("left_out") == LOOPS for line in lines)
+            reasons = Counter(line.get("left_out") for line in lines)
+            long = f", {reasons[LONG]} that exceed a window" * bool(reasons[LONG])
             num_tokens = sum(sum(line["loss_mask"]) for line in good)
             print(
                 f"{len(good)} outputs, {num_tokens} tokens generated by the target, in {written}; "
-                f"{looping} that loop are left out",
+                f"{reasons[LOOPS]} that loop{long} are left out",
                 file=sys.stderr,
             )
         return code
@@ -163,10 +235,20 @@ class DataRegenerate(Command):
 
 @final
 class TrainingLines:
-    """Takes lines of results and passes on what training reads: input_ids, loss_mask; or why an output is left out."""
+    """Takes lines of results and passes on what training reads: input_ids, loss_mask; or why an output is left out.
 
-    def __init__(self, sink: "Sink", prompts: Sequence[list[int] | str]) -> None:
-        self._sink, self._prompts = sink, prompts
+    With ``start`` the prompts are what an encoder reads, which comes from ``entries``, and outputs begin after that.
+    """
+
+    def __init__(
+        self,
+        sink: "Sink",
+        prompts: Sequence[list[int] | str],
+        *,
+        start: Sequence[int] = (),
+        entries: "Sequence[Entry]" = (),
+    ) -> None:
+        self._sink, self._prompts, self._start, self._entries = sink, prompts, start, entries
 
     def put(self, line: Line) -> None:
         """One finished prompt."""
@@ -186,7 +268,8 @@ class TrainingLines:
             return {"left_out": "it failed", "error": line["error"]}
         prompt, sample = self._prompts[line["index"]], line["samples"][0]
         assert isinstance(prompt, list)
-        return training_row(prompt, sample["tokens"], finish_reason=sample["finish_reason"])
+        row = training_row(self._start or prompt, sample["tokens"], finish_reason=sample["finish_reason"])
+        return {"source": self._entries[line["index"]].prompt, **row} if self._start else row
 
 
 def _place(line: Line) -> dict[str, Any]:

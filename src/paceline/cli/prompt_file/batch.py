@@ -122,7 +122,7 @@ class Batch:
         drafting = build_drafting(self.drafting.choose(target), target=target)
         count = drafting.length(self.drafting.count)
         limit = room(target, drafting.drafter.max_nodes(longest_draft(count, drafting.drafter)))
-        prompts = [self._fit(limit, found, entry) for found, entry in zip(encoded, entries, strict=True)]
+        prompts = [self._fit(target, limit, found, entry) for found, entry in zip(encoded, entries, strict=True)]
         any_left = any(isinstance(prompts[entry.index], list) for entry in missing)
         longest = max(
             (self._length(target, found, entry) for found, entry in zip(prompts, entries, strict=True)), default=0
@@ -146,9 +146,11 @@ class Batch:
             return 0
         params = self.params.updated(entry.params)
         guided = guidance(target, prompt, params)
-        return max(len(prompt), 0 if guided is None else len(guided.prompt)) + (params.max_tokens or 1)
+        return max(decoder_tokens(target, prompt), 0 if guided is None else len(guided.prompt)) + (
+            params.max_tokens or 1
+        )
 
-    def _fit(self, context: int, found: list[int] | str, entry: Entry) -> list[int] | str:
+    def _fit(self, target: Loaded, context: int, found: list[int] | str, entry: Entry) -> list[int] | str:
         """The prompt's tokens, or why it does not fit a context of ``context`` tokens."""
         if isinstance(found, str):
             return found
@@ -156,9 +158,10 @@ class Batch:
             wanted = self.params.updated(entry.params).max_tokens or 1
         except ValueError as error:
             return f"{entry.name}: params: {error}"
-        if len(found) + wanted > context:
+        size = decoder_tokens(target, found)
+        if size + wanted > context:
             return (
-                f"{entry.name}: prompt of {len(found)} tokens and --max-tokens {wanted} exceed the context of "
+                f"{entry.name}: prompt of {size} tokens and --max-tokens {wanted} exceed the context of "
                 f"{context} tokens; shorten the prompt or lower --max-tokens"
             )
         return found
@@ -183,3 +186,8 @@ class Batch:
         """Print a note, on a terminal only."""
         if self.notes.is_terminal and not self.output.quiet:
             self.notes.print(text, style="dim", markup=False, soft_wrap=True)
+
+
+def decoder_tokens(target: Loaded, prompt: list[int]) -> int:
+    """How many tokens the decoder begins with: the prompt, unless an encoder reads that."""
+    return len(target.start) if target.lm.context_inputs else len(prompt)

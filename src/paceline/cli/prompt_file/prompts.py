@@ -121,10 +121,10 @@ def _entry(index: int, line: bytes, read: Reader, chat: bool, system: str | None
             prompt = _as_messages(prompt, system)
     except ValueError as error:
         reason = "not UTF-8: convert the file" if isinstance(error, UnicodeDecodeError) else str(error)
-        digest = _digest({"line": line.hex()})
-        return Entry(index=index, id=number, error=f"line {index + 1}: {reason}", digest=digest)
+        error_text, of_line = f"line {index + 1}: {reason}", digest({"line": line.hex()})
+        return Entry(index=index, id=number, error=error_text, digest=of_line)
     hashed = {"prompt": prompt, "params": params} if params else {"prompt": prompt}
-    return Entry(index=index, id=number, prompt=prompt, params=params, digest=_digest(hashed))
+    return Entry(index=index, id=number, prompt=prompt, params=params, digest=digest(hashed))
 
 
 def _read_text(line: str) -> tuple[None, Prompt, Options]:
@@ -205,7 +205,8 @@ def _are_messages(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
 
 
-def _digest(value: object) -> str:
+def digest(value: object) -> str:
+    """A hash of what JSON can say."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -11,6 +11,8 @@ from typing import final
 
 import numpy as np
 
+from paceline.models import hub
+from paceline.models.directory import is_hub_id, read_config
 from paceline.models.loading import configure
 from paceline.models.native.config import DecoderConfig
 from paceline.speech.checkpoint import FILE as SPEECH_FILE
@@ -72,6 +74,12 @@ def read_special_tokens(raw: Mapping[str, object]) -> tuple[tuple[int, ...], tup
     values = (raw.get(name) for name in ("decoder_start_token_id", "eos_token_id"))
     start, end = ((value,) if isinstance(value, int) else () for value in values)
     return start, end
+
+
+def find_pair_model(name: str) -> PairModel | None:
+    """The same of a model directory or Hub id."""
+    folder = hub.fetch(name, None) if is_hub_id(name) else Path(name)
+    return read_pair_model(folder, read_config(folder))
 
 
 @final

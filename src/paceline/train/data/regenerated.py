@@ -6,16 +6,23 @@ from pathlib import Path
 import numpy as np
 
 from paceline.text.loops import is_looping
+from paceline.train.data.sources.text_files import LEFT_OUT
 
-LOOPS = "it loops"
+LOOPS, LONG = "it loops", "it is longer than a window"
+TIMED = "it has timestamps, though none were asked for"
 
 
 def training_row(prompt: Sequence[int], tokens: Sequence[int], *, finish_reason: str) -> dict[str, object]:
     """What training reads of an output: input_ids and loss_mask; or why it is left out."""
     if is_looping(tokens):
-        return {"left_out": LOOPS}
+        return left_out(LOOPS)
     mask = [0] * len(prompt) + [1] * len(tokens)
     return {"input_ids": [*prompt, *tokens], "loss_mask": mask, "finish_reason": finish_reason}
+
+
+def left_out(reason: str, **more: object) -> dict[str, object]:
+    """What training skips, and why."""
+    return {LEFT_OUT: reason, **more}
 
 
 def save_array(path: Path, rows: Sequence[Mapping[str, list[int]]]) -> None:

@@ -23,7 +23,7 @@ from paceline.train.data.config import PairsSource, SoundsSource
 from paceline.train.data.encoders import Encoder
 from paceline.train.data.manifest import File
 from paceline.train.data.pair_encoder import PairEncoder
-from paceline.train.data.sources.documents import Document, FileReader, Tokens
+from paceline.train.data.sources.documents import Document, FileReader, Tokens, find_files
 from paceline.train.data.sources.text_files import LEFT_OUT, Row, are_integers, field_of, parse_row, read_objects
 
 logger = logging.getLogger("paceline")
@@ -60,14 +60,9 @@ class PairLines(FileReader):
 
     def _sources(self, part: Sequence[Numbered]) -> list[np.ndarray]:
         """Of texts, or of token ids."""
-        values = [(name, field_of(row, self._source, name)) for _, name, row in part]
-        encoded = iter(self._encoder.encode_many([value for _, value in values if isinstance(value, str)]))
-        found: list[np.ndarray] = []
-        for name, value in values:
-            if not isinstance(value, str) and not are_integers(value):
-                raise ValueError(f"{name}: {self._source} is a {type(value).__name__}; give a text, or token ids")
-            found.append(next(encoded) if isinstance(value, str) else np.asarray(value, dtype=np.int64))
-        return found
+        values = [source_of(row, self._source, name) for _, name, row in part]
+        encoded = iter(self._encoder.encode_many([value for value in values if isinstance(value, str)]))
+        return [next(encoded) if isinstance(value, str) else np.asarray(value, dtype=np.int64) for value in values]
 
 
 @final
@@ -79,15 +74,9 @@ class SoundLines(FileReader):
         self._encoder = check_pairs(encoder, kind=source.kind, reads_sound=True)
         self._audio, self._output = source.audio, source.output
         self._sounds = SoundFeatures(self._encoder)
-        model = self._encoder.model
         checkpoint = self._sounds.checkpoint
         start = read_start(checkpoint, SpeechOptions(language=source.language, task=source.task))
-        if start.detects:
-            raise ValueError(
-                f"data: {model.folder} knows several languages; give the language of the transcripts, such as "
-                "language: en"
-            )
-        self._start = start.tokens(None, checkpoint.no_timestamps)
+        self._start = None if start.detects else start.tokens(None, checkpoint.no_timestamps)
 
     def files(self) -> list[File]:
         """Each file, with a hash over its content and the sizes of the sounds that it names."""
@@ -109,6 +98,11 @@ class SoundLines(FileReader):
             if self._sounds.exceeds_window(paths[number]):
                 num_long += 1
                 continue
+            if self._start is None and "input_ids" not in line[2]:
+                raise ValueError(
+                    f"{name}: {self._encoder.model.folder} knows several languages; give that of the transcripts, such "
+                    "as language: en"
+                )
             (output,) = outputs_of([line], self._output, self._encoder, start=self._start)
             yield replace(output, name=name, learned=learned_of(output), origin=number)
         if num_long:
@@ -119,17 +113,7 @@ class SoundLines(FileReader):
 
     def sounds(self, index: int) -> dict[int, Path]:
         """The path of every line's sound, by the number of the line. Raises ValueError for one that is not there."""
-        folder, found = self._paths[index].parent, dict[int, Path]()
-        for number, name, row in kept_objects(self._paths[index]):
-            value = field_of(row, self._audio, name)
-            if not isinstance(value, str):
-                raise ValueError(f"{name}: {self._audio} is a {type(value).__name__}; give the path of a sound")
-            found[number] = folder / value
-            if not found[number].is_file():
-                raise ValueError(
-                    f"{name}: {found[number]}: no such file; paths begin at the folder of {name.split(',')[0]}"
-                )
-        return found
+        return dict(sounds_in(self._paths[index], self._audio))
 
 
 @final
@@ -156,6 +140,40 @@ class SoundFeatures:
     def __call__(self, path: Path) -> Tensor:
         """Of one window, silence behind the sound included."""
         return self._features(read_sound(path, self._features.rate))
+
+
+def read_sources(source: PairsSource) -> Iterator[str | list[int]]:
+    """The texts or token ids of every line of ``source``. Raises ValueError naming a wrong line."""
+    for path in find_files(source.paths):
+        for _, name, row in kept_objects(path):
+            yield source_of(row, source.source, name)
+
+
+def read_sounds(source: SoundsSource) -> Iterator[Path]:
+    """The paths of every line of ``source``. Raises ValueError for one that is not there."""
+    for path in find_files(source.paths):
+        for _, sound in sounds_in(path, source.audio):
+            yield sound
+
+
+def source_of(row: Row, field: str, name: str) -> str | list[int]:
+    """What an encoder reads: a text, or token ids. Raises ValueError, beginning with ``name``, for anything else."""
+    value = field_of(row, field, name)
+    if not isinstance(value, str) and not are_integers(value):
+        raise ValueError(f"{name}: {field} is a {type(value).__name__}; give a text, or token ids")
+    return value
+
+
+def sounds_in(path: Path, field: str) -> Iterator[tuple[int, Path]]:
+    """The number and the sound of every line of ``path``. Raises ValueError for one that is not there."""
+    for number, name, row in kept_objects(path):
+        value = field_of(row, field, name)
+        if not isinstance(value, str):
+            raise ValueError(f"{name}: {field} is a {type(value).__name__}; give the path of a sound")
+        sound = path.parent / value
+        if not sound.is_file():
+            raise ValueError(f"{name}: {sound}: no such file; paths begin at the folder of {path}")
+        yield number, sound
 
 
 def check_pairs(encoder: Encoder, *, kind: str, reads_sound: bool) -> PairEncoder:
