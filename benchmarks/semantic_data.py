@@ -1,7 +1,7 @@
 """Made-up texts and semantic ids that are aligned, to train and measure text-to-semantic models on.
 
-Every symbol of a text becomes a run of ids: which ones, and how many, is drawn once for each symbol, as a speech model's
-clusters are for a sound. A run is said a little longer or shorter at random, and some ids are replaced by a neighbour.
+Every symbol of a text becomes a run of ids: which ones, and how many, is drawn once for each symbol, as the clusters
+of a speech model are for a sound. A run is said a little longer or shorter at random, and some ids are replaced.
 """
 
 import json

@@ -41,7 +41,7 @@ def config(num_semantic_ids=SEMANTIC_IDS, **fields):
 @cache
 @torch.no_grad()
 def model(seed=9, scale=0.3, late=0.15, dtype=torch.float64, **fields):
-    """A model whose every tensor is drawn: norms around 1. What its last layers add is small, so that exits are right."""
+    """A model whose every tensor is drawn: norms around 1. Its last layers add little, so that exits are right."""
     lm = random_model(config(**fields), seed).to(dtype).requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for parameter in lm.parameters():
