@@ -133,7 +133,7 @@ class Naive:
 def _rotated(x, base=10_000.0):
     """RoPE of [T, heads, E] at positions 0 to T - 1: pairs of an element of each half."""
     half = x.shape[-1] // 2
-    angle = torch.arange(len(x))[:, None] / base ** (torch.arange(half) / half)  # float32, as models have it
+    angle = torch.arange(len(x))[:, None] * (1.0 / base ** (torch.arange(half) / half))  # float32, as models have it
     first, second = x[..., :half], x[..., half:]
     cos, sin = (function(angle)[:, None].to(x.dtype) for function in (torch.cos, torch.sin))
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

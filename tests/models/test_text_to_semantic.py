@@ -83,6 +83,29 @@ def test_ragged_rows_have_the_tokens_of_naive_forwards(drafter, temperature, gui
         assert sum(found.summary.accepted) > 0
 
 
+def test_rows_draft_no_more_than_they_ask_for():
+    lm = model()
+    requests = [asked(index, num_draft_tokens=(None, 1, 0, 2)[index], max_tokens=16) for index in range(4)]
+    decoder = decoder_for(DRAFTERS["an exit"](lm), "coupled", target=lm, rows=4)
+    decoder.admit(requests, range(4))
+    found = finish(decoder, rows=range(4), prompts=PROMPTS)
+    assert found.texts == [naive(index, one) for index, one in enumerate(requests)]
+    accepted = list(zip(*(report.num_accepted for report in found.reports), strict=True))
+    assert [max(row) for row in accepted] == [3, 1, 0, 2]
+
+
+def test_whole_sequences_have_the_logits_of_naive_forwards():
+    """As in training: texts of several lengths side by side, one of them empty."""
+    lm = model()
+    tokens = torch.tensor([[START, 4, 4, 1, END], [START, 7, 0, 3, 12], [START, 1, 1, 1, 1], [START, 2, 5, 9, 6]])
+    length = torch.tensor([len(source) for source in SOURCES])
+    ids = torch.nn.utils.rnn.pad_sequence([context(source).inputs["input_ids"] for source in SOURCES], batch_first=True)
+    with torch.no_grad():
+        logits = lm.causal(tokens, source=lm.source_of(lm.encode_inputs(ids, length), length)).logits
+    wanted = torch.cat([known(index, 1.0)(row[None]).logits for index, row in enumerate(tokens)])
+    torch.testing.assert_close(logits, wanted, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("guided", [False, True])
 @pytest.mark.parametrize("index", range(4))
 def test_one_row_drops_what_was_rejected(index, guided):
@@ -169,10 +192,12 @@ def test_ids_come_back_per_request_and_stack_by_their_lengths(directory, scale):
 def test_given_semantic_tokens_and_a_batch_of_one(directory):
     target = paceline.load(directory)
     given = paceline.EncoderDecoderPrompt(inputs=SOURCES[0], prompt=[START, 4, 4])
-    (result,) = paceline.generate(target, given, drafter="early_exit:exit_layer=2", max_tokens=12, temperature=0)
-    one = request([START, 4, 4], max_tokens=12, stop_tokens=(END,))
-    assert list(result.token_ids) == expected(one, Naive(target.lm, SOURCES[0]))
-    assert result.text is None
+    for scale in (1.0, SCALE):
+        options = dict(max_tokens=12, temperature=0, guidance_scale=scale)
+        (result,) = paceline.generate(target, given, drafter="early_exit:exit_layer=2", **options)
+        one = request([START, 4, 4], max_tokens=12, stop_tokens=(END,))
+        assert list(result.token_ids) == expected(one, Naive(target.lm, SOURCES[0], scale=scale))
+        assert result.text is None
 
 
 def test_files_keep_every_tensor(directory):
