@@ -179,7 +179,7 @@ class SpokenBatch:
                 index = kept[number]
                 put(index, self._outcome(model, self.sounds[index], options, transcript))
 
-        return transcriber.finish([self.sounds[index].path for index in kept], ended)
+        return transcriber.finish([self.sounds[index].path for index in kept], ended, draws=kept)
 
     def _outcome(
         self, model: "SpeechModel", sound: Spoken, options: "SpeechOptions", transcript: "Transcript"

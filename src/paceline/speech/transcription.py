@@ -77,12 +77,19 @@ class Transcriber:
         self._drafter, self._verifier, self._batch_size = drafter, verifier, batch_size
         self._num_draft_tokens: NumDraftTokens = num_draft_tokens
 
-    def finish(self, sounds: Sequence[AudioLike], ended: Ended, *, progress: Progress | None = None) -> bool:
-        """Call ``ended`` with the number and transcript of each sound as it ends; whether all ended.
+    def finish(
+        self,
+        sounds: Sequence[AudioLike],
+        ended: Ended,
+        *,
+        progress: Progress | None = None,
+        draws: Sequence[int] | None = None,
+    ) -> bool:
+        """Call ``ended`` with the number and transcript of each sound as it ends; whether all ended. See ``run``.
 
         Wherever Ctrl-C comes, also in ``ended``, the sounds that had begun are given as far as they were.
         """
-        running = self.run(sounds, progress=progress)
+        running = self.run(sounds, progress=progress, draws=draws)
         try:
             for number, transcript in running:
                 ended(number, transcript)
@@ -95,17 +102,20 @@ class Transcriber:
         return True
 
     def run(
-        self, sounds: Sequence[AudioLike], *, progress: Progress | None = None
+        self, sounds: Sequence[AudioLike], *, progress: Progress | None = None, draws: Sequence[int] | None = None
     ) -> Generator[tuple[int, Transcript], None, None]:
-        """The number and transcript of each sound, as they end. Ctrl-C first gives those that had begun."""
+        """The number and transcript of each sound, as they end. Ctrl-C first gives those that had begun.
+
+        ``draws`` (None: 0, 1 ...) are numbers by which noise differs from sound to sound.
+        """
         engine = self._engine(len(sounds))
-        waiting = list(enumerate(sounds))[::-1]
+        waiting = list(zip(range(len(sounds)), sounds, draws or range(len(sounds)), strict=True))[::-1]
         active: list[_Open] = []
         try:
             while waiting or active:
                 while waiting and len(active) < engine.decoder.batch.rows:
-                    number, sound = waiting.pop()
-                    begun = self._begin(engine, number, sound)
+                    number, sound, draw = waiting.pop()
+                    begun = self._begin(engine, number, sound, split_seed(self.options.seed, draw))
                     if isinstance(begun, Transcript):
                         yield number, begun
                     else:
@@ -139,7 +149,7 @@ class Transcriber:
             max_length=None,
         )
 
-    def _begin(self, engine: Engine, number: int, source: AudioLike) -> _Open | Transcript:
+    def _begin(self, engine: Engine, number: int, source: AudioLike, seed: int) -> _Open | Transcript:
         """Read a sound and ask for its first window; or what is wrong with it."""
         name, seconds = name_of(source, number), 0.0
         try:
@@ -151,7 +161,7 @@ class Transcriber:
                 options=self.options,
                 start=self._start,
                 prompt=self._prompt,
-                seed=split_seed(self.options.seed, number),
+                seed=seed,
             )
             asks = windows.run()
             ask = next(asks)
