@@ -19,6 +19,8 @@ STUDIES = {
     "resume": "benchmarks.resume:Resume",
     "sampling-cost": "benchmarks.sampling_cost:SamplingCost",
     "scaling": "benchmarks.scaling:Scaling",
+    "semantic": "benchmarks.semantic:Semantic",
+    "semantic-data": "benchmarks.semantic_data:SemanticData",
     "speech": "benchmarks.speech:SpeechStudy",
     "verifier-cost": "benchmarks.verifier_cost:VerifierCost",
     "verifier-ranking": "benchmarks.verifier_ranking:VerifierRanking",

@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.core.plan import Fixed
 from paceline.core.request import Request
 from paceline.decode import Decoder
+from paceline.models.base import LM
 from tests.distributions.enumerator import Enumerator, Frontier, expand
 from tests.distributions.processed import processed_distributions
 from tests.harness import PerRow, request
@@ -45,8 +46,9 @@ def output_distribution(*, target: Tensor, drafter, verifier, k: int, steps: int
     return Found(distribution=distribution, num_rows=len(weights), accepted=accepted, weight=float(weights.sum()))
 
 
-def enumerate_steps(*, target: Tensor, drafter, verifier, k: int, steps: int, asked: Request, plan=Fixed):
-    """Take ``steps`` steps of the request ``asked``, with a row for every outcome of the random choices.
+def enumerate_steps(*, target: LM | Tensor, drafter, verifier, k: int, steps: int, asked: Request, plan=Fixed):
+    """Take ``steps`` steps of the request ``asked``, with a row for every outcome of the random choices. ``target`` are
+    logits [V, V, V], or an LM.
 
     Returns the decoder, the probability of each row, and the expected number of accepted tokens in the first step.
     """
@@ -55,13 +57,14 @@ def enumerate_steps(*, target: Tensor, drafter, verifier, k: int, steps: int, as
     accepted, done = 0.0, 0
     while True:
         decoder = Decoder(
-            target=TableLM(target),
+            target=TableLM(target) if isinstance(target, Tensor) else target,
             drafter=drafter(),
             verifier=verifier(),
             plan=plan(k),
             rows=len(weights),
             max_length=len(asked.tokens) + asked.max_tokens,
             noise=Enumerator(scripts),
+            guidance=asked.guidance is not None,
         )
         if isinstance(decoder.plan, PerRow):
             decoder.plan.batch = decoder.batch

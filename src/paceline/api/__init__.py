@@ -11,6 +11,7 @@ from paceline.api.prompts import EncoderDecoderPrompt
 from paceline.api.results import Piece, Result, Source, Statistics, total
 from paceline.api.score import Perplexity, PromptScore, Score, TextScore, perplexity, prompt_logprobs, score
 from paceline.api.session import Session
+from paceline.api.stacked import StackedOutputs, stack_outputs
 from paceline.api.streams import Interrupted, Stream
 from paceline.engine.outputs import RequestStats
 
@@ -29,6 +30,7 @@ __all__ = [
     "Score",
     "Session",
     "Source",
+    "StackedOutputs",
     "Statistics",
     "Stream",
     "TextScore",
@@ -42,6 +44,7 @@ __all__ = [
     "perplexity",
     "prompt_logprobs",
     "score",
+    "stack_outputs",
     "stream",
     "total",
 ]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from paceline.core.context import has_other_vocab
 from paceline.core.ops import Ops, TensorOps
 from paceline.engine.runner import ops_for
 from paceline.hardware.processor import check_threads
@@ -35,9 +36,10 @@ EXACT_ROWS, EXACT_NODES = 4, 9  # batch and draft sizes that ``exact`` is tested
 class Loaded:
     """A loaded model.
 
-    ``tokenizer`` is None if there is none: prompts are then token ids. ``name`` is the directory, the Hub id or the
-    class, ``config`` the content of config.json. ``start`` are the tokens that the output of an encoder-decoder begins
-    with. ``enforce_eager`` turns off faster implementations of the forward;
+    ``tokenizer`` is None if there is none: prompts are then token ids. ``source_tokenizer`` is of texts that an encoder
+    reads, where its tokens are not those of the output (None: ``tokenizer`` is). ``name`` is the directory, the Hub id
+    or the class, ``config`` the content of config.json. ``start`` are the tokens that the output of an encoder-decoder
+    begins with. ``enforce_eager`` turns off faster implementations of the forward;
     ``exact`` refuses verifiers whose tokens may differ from plain decoding.
     """
 
@@ -50,6 +52,13 @@ class Loaded:
     enforce_eager: bool = False
     exact: bool = False
     start: tuple[int, ...] = ()
+    source_tokenizer: Tokenizer | None = None
+
+    def with_tokenizer(self, tokenizer: Tokenizer | None) -> "Loaded":
+        """The same model with ``tokenizer`` for what it reads, and says if that has the same tokens."""
+        if has_other_vocab(self.lm.context_inputs):
+            return replace(self, tokenizer=None, source_tokenizer=tokenizer)
+        return replace(self, tokenizer=tokenizer)
 
 
 def load(
@@ -222,20 +231,21 @@ def _from_files(
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
         lm = loading.load(path, dtype=dtype, device=device, quantization=quantization)
     else:
-        found = lazy_adapter.files.load(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        module = lazy_adapter.files.load(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
         if quantization is not None:
-            quantise_modules(found, quantization)
-        lm = lazy_adapter.lm.adapt(found)
+            quantise_modules(module, quantization)
+        lm = lazy_adapter.lm.adapt(module)
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
-    return Loaded(
+    found = Loaded(
         lm=lm,
-        tokenizer=tokenizer,
+        tokenizer=None,
         eos=read_eos(path),
         name=str(model),
         dtype=lm.dtype,
         config=config,
         start=read_start(path) if lm.context_inputs else (),
     )
+    return found.with_tokenizer(tokenizer)
 
 
 def _from_memory(

@@ -60,7 +60,8 @@ class SamplingParams:
 
     - ``guidance_scale`` (1.0): classifier-free guidance, a finite number s. Log-probabilities l become s (l - m) + m,
       where m are those of the same output after ``negative_prompt`` (2306.17806). Needs ``Engine``'s ``guidance``.
-    - ``negative_prompt`` (None): a text or token ids; None is the last token of the prompt.
+    - ``negative_prompt`` (None): a text or token ids; None is the last token of the prompt. It takes the place of what
+      an encoder reads, where there is one, before the same output; None is an empty source, for encoders that read one.
     - ``logit_bias`` (None): token id to a number that is added to its logit, finite or -inf (never chosen). Unlike in
       vLLM's server, biases are not clamped to -100 and 100.
     - ``sequence_bias`` (None): [[token ids, bias], ...]; the bias is added to the logit of a sequence's last token

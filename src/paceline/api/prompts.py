@@ -1,7 +1,7 @@
 """Converts prompts (text, token ids, chat messages, or what an encoder reads) to token ids and contexts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import TypeAlias, cast, final
@@ -70,8 +70,17 @@ def read_prompt(target: Loaded, prompt: "Prompt | EncodedPrompt", *, name: str =
             f"{name}: {target.name} reads {describe(reads)}, not text: give EncoderDecoderPrompt(inputs={{...}}), or "
             "use paceline.transcribe for sound"
         )
-    tokens = encode(target, inputs, name=name)
-    return EncodedPrompt(list(start), Context({TOKENS: torch.tensor(tokens)}))
+    return EncodedPrompt(list(start), token_context(target, inputs, name=name))
+
+
+def token_context(target: Loaded, source: "str | Sequence[int]", *, name: str) -> Context:
+    """What an encoder of tokens reads: a text or token ids. Raises ValueError as ``encode`` does, for no tokens only if
+    the encoder needs some.
+    """
+    reader = target if target.source_tokenizer is None else replace(target, tokenizer=target.source_tokenizer)
+    may_be_empty = target.lm.context_inputs[TOKENS].min_shape == (0,)
+    tokens = [] if may_be_empty and not source else encode(reader, source, name=name)
+    return Context({TOKENS: torch.tensor(tokens, dtype=torch.int64)})
 
 
 def _plain(prompt: "Prompt", name: str) -> "str | Sequence[int]":

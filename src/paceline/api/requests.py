@@ -10,12 +10,14 @@ from paceline.api.grammars import closing, constraints_of
 from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
 from paceline.api.processors import processing
-from paceline.api.prompts import EncodedPrompt, Prompts, encode, read_prompt, split
+from paceline.api.prompts import EncodedPrompt, Prompts, encode, read_prompt, split, token_context
 from paceline.core.constraint import Constraint
+from paceline.core.context import Context, describe
 from paceline.core.guidance import Guidance
 from paceline.core.noise import split_seed
 from paceline.core.request import Request
 from paceline.decode import Decoder
+from paceline.models.native.encoder_decoder import TOKENS
 
 ParamsLike: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 
@@ -80,12 +82,32 @@ def per_prompt(params: ParamsLike, count: int) -> list[SamplingParams]:
 
 
 def guidance(target: Loaded, tokens: Sequence[int], params: SamplingParams) -> Guidance | None:
-    """Classifier-free guidance for the prompt ``tokens``. Raises ValueError for a bad negative prompt."""
+    """Classifier-free guidance for the prompt ``tokens``, the decoder's where there is an encoder: that reads the
+    negative prompt then. Raises ValueError for a bad negative prompt, and for an encoder that needs one.
+    """
     if params.guidance_scale == 1:
         return None
     given = params.negative_prompt
+    if target.lm.context_inputs:
+        negative = _negative_source(target, params)
+        return Guidance(scale=params.guidance_scale, prompt=tuple(tokens), context=negative)
     prompt = tokens[-1:] if given is None else encode(target, given, name="negative_prompt")
     return Guidance(scale=params.guidance_scale, prompt=tuple(prompt))
+
+
+def _negative_source(target: Loaded, params: SamplingParams) -> Context:
+    """What the encoder reads in the place of the source: the negative prompt, or nothing."""
+    scale, reads = params.guidance_scale, target.lm.context_inputs
+    if TOKENS not in reads:
+        raise ValueError(
+            f"guidance_scale={scale}: {target.name} reads {describe(reads)}, and a negative prompt is of tokens: give 1"
+        )
+    if params.negative_prompt is None and min(reads[TOKENS].min_shape) > 0:
+        raise ValueError(
+            f"guidance_scale={scale}: the encoder of {target.name} needs a source to be led away from: give it as "
+            "negative_prompt, a text or token ids"
+        )
+    return token_context(target, params.negative_prompt or [], name="negative_prompt")
 
 
 def _request(

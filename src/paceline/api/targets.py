@@ -59,7 +59,7 @@ def loaded(target: TargetLike, tokenizer: "PreTrainedTokenizerBase | None" = Non
             f"{found.name} was not loaded from a directory with a tokenizer: give it as tokenizer, or the prompts as "
             "token ids"
         )
-    return found if tokenizer is None else replace(found, tokenizer=Tokenizer(inner=tokenizer, name="tokenizer"))
+    return found if tokenizer is None else found.with_tokenizer(Tokenizer(inner=tokenizer, name="tokenizer"))
 
 
 def load_cached(model: TransformersModel) -> Loaded:

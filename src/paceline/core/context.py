@@ -49,6 +49,7 @@ class ContextInput:
     max_shape: tuple[int, ...]
     vocab_size: int | None = None  # of token ids; None: the input is floating-point numbers
     is_source: bool = False  # an encoder reads it: what the output is made of, where others have a prompt
+    other_vocab: bool = False  # its token ids are not those of the output
     instead: "tuple[str, ContextInput] | None" = None
 
     def __str__(self) -> str:
@@ -101,7 +102,13 @@ def reads_source(inputs: Mapping[str, ContextInput]) -> bool:
 
 def token_source(inputs: Mapping[str, ContextInput]) -> str | None:
     """The input of token ids that an encoder reads, which the output may copy; None where there is none."""
-    return next((name for name, one in inputs.items() if one.is_source and one.vocab_size is not None), None)
+    copied = (name for name, one in inputs.items() if one.is_source and one.vocab_size is not None)
+    return next((name for name in copied if not inputs[name].other_vocab), None)
+
+
+def has_other_vocab(inputs: Mapping[str, ContextInput]) -> bool:
+    """Whether an encoder reads tokens that are not those of the output."""
+    return any(one.other_vocab for one in inputs.values())
 
 
 def describe(inputs: Mapping[str, ContextInput]) -> str:

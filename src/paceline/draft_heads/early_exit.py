@@ -5,7 +5,7 @@ B rows, T tokens, n states, V vocabulary, H hidden size, e the exit layer.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Self, final
+from typing import ClassVar, Literal, Self, final
 
 import torch
 from pydantic import Field
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
 from paceline.draft_heads.recycle import Recycle
+from paceline.models.native.config import Arrangement
 from paceline.models.native.decoder import DecoderLM
 
 STD = 0.02  # of new weights
@@ -23,6 +24,7 @@ class EarlyExitConfig(DraftHeadConfig):
 
     exit_layer: int = Field(ge=1)  # layers of the target that every draft token goes through
     num_blocks: int = Field(default=1, ge=0)
+    blocks: Literal["whole", "feed_forward"] = "whole"  # what each has: attention and feed-forward, or the latter alone
     own_norm: bool = True  # before the output head; else the target's
     own_head: bool = False  # else the target's
     recycle: bool = False  # also reads the target's last-layer state at the last verified token (draft_heads/recycle)
@@ -59,8 +61,11 @@ class EarlyExitHead(DraftHead):
                 f"{target.num_layers - 1}"
             )
         tied = target.config.tied_head and not config.own_head
+        shape = replace(target.config.apart(num_layers=config.num_blocks), tied_head=tied)
+        if config.blocks == "feed_forward":
+            shape = replace(shape, arrangement=Arrangement.FFN_ALONE)
         with torch.device("meta"):
-            decoder = DecoderLM(replace(target.config.apart(num_layers=config.num_blocks), tied_head=tied))
+            decoder = DecoderLM(shape)
         decoder.share_ends(target)
         if config.own_norm:
             decoder.norm = _copied(target.norm, target)

@@ -60,6 +60,7 @@ class TargetSection(ModelSection):
 
     trained: bool = False  # trained on the data, with the heads if there are any; one from scratch always is
     weight: PositiveFloat = 1.0  # of its own loss beside the heads'
+    source_dropout: float = Field(default=0.0, ge=0, lt=1)  # share of rows without what an encoder reads, for guidance
     joint: JointSection | None = None  # trained after its heads, with them: in two stages
     layer_skip: LayerSkipSection | None = None  # early exits without a head
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of a frozen target in memory
@@ -265,28 +266,40 @@ class TrainConfig(_LoopSettings, _Models):
     def _check_layers(self) -> None:
         """Raise ValueError for what copied decoder layers cannot be trained with."""
         pairs = [source.kind for source in self.data.sources if isinstance(source, PairsSource | SoundsSource)]
-        if self.draft is None or self.draft.layers is None:
-            if pairs:
+        copies = self.draft is not None and self.draft.layers is not None
+        if not copies and not pairs:
+            if self.target.source_dropout:
                 raise ValueError(
-                    f"data: sources of kind {pairs[0]} are pairs for a draft with the encoder of its target; give "
-                    "draft.layers, or texts"
+                    f"target.source_dropout={self.target.source_dropout}: sources are those of pairs, and data has "
+                    "none; leave it out, or give sources of kind pairs"
                 )
             return
+        if pairs and self.draft is not None and not copies:
+            raise ValueError(
+                f"data: sources of kind {pairs[0]} are pairs for an encoder-decoder, its draft heads, or a draft with "
+                "its encoder; give draft.layers, or texts"
+            )
+        what = "draft.layers" if copies else "pairs"
         if self.hidden_states is not None:
             raise ValueError(
-                "hidden_states with draft.layers: the draft reads the encoder's states, and stored ones are a "
-                "decoder's; leave hidden_states out"
+                f"hidden_states with {what}: the decoder reads the encoder's states, and stored ones are a decoder's "
+                "alone; leave hidden_states out"
             )
         if self.distributed == "fsdp2":
             raise ValueError(
-                "draft.layers with distributed=fsdp2: keys and values of the encoder's states are made outside of the "
+                f"{what} with distributed=fsdp2: keys and values of the encoder's states are made outside of the "
                 "blocks that it shards; give ddp"
             )
         own = ValidationSection.model_fields["prompt_tokens"].default
         if self.validation.prompt_tokens != own:
             raise ValueError(
-                f"validation.prompt_tokens={self.validation.prompt_tokens} with draft.layers: a validation decodes "
-                "held-out sources from their start tokens; leave it out"
+                f"validation.prompt_tokens={self.validation.prompt_tokens} with {what}: a validation decodes held-out "
+                "sources from their start tokens; leave it out"
+            )
+        if self.target.source_dropout and not self.target.is_trained:
+            raise ValueError(
+                f"target.source_dropout={self.target.source_dropout}: the target is frozen; leave it out, or give "
+                "trained: true"
             )
 
     @property

@@ -18,7 +18,6 @@ from paceline import __version__
 from paceline.core.context import Context
 from paceline.core.request import Request
 from paceline.models.fingerprint import fingerprint
-from paceline.text.special_tokens import read_eos
 from paceline.text.tokenizer import load_tokenizer
 from paceline.train.acceptance import requests_of
 from paceline.train.config import TrainConfig
@@ -95,7 +94,7 @@ class Run:
 
     def _prepare(self) -> PreparedData:
         folder, end = self.target.folder, self.target.raw.get("eos_token_id")
-        pairs_for = None if folder is None else read_pair_model(folder, self.target.raw, self.target.lm.config)
+        self.pairs_for = read_pair_model(folder, self.target.raw, self.target.lm.config)
         return make_batches(
             self.config.data,
             tokenizer=None if folder is None else load_tokenizer(folder),
@@ -104,7 +103,7 @@ class Run:
             rows=self.config.batch.rows,
             length=self.config.batch.length,
             seed=self.config.seed,
-            pairs_for=pairs_for,
+            pairs_for=self.pairs_for,
         )
 
     def _requests(self) -> list[Request]:
@@ -112,8 +111,8 @@ class Run:
         section, inputs = self.config.validation, list(self.target.lm.context_inputs)
         if not inputs:
             return requests_of(self.data.prompts(section.prompts, section.prompt_tokens), section.tokens)
-        assert self.target.folder is not None
-        end = read_eos(self.target.folder)
+        assert self.pairs_for is not None
+        end = self.pairs_for.end
         return [
             Request(tokens=tokens, max_tokens=section.tokens, stop_tokens=end, context=Context({inputs[0]: source}))
             for tokens, source in self.data.openings(section.prompts)

@@ -49,18 +49,24 @@ def build_target(
     """The target, in float32 if it is trained. Raises ModelError, also for one that ``draft`` cannot copy layers of."""
     dtype = torch.float32 if section.is_trained else DTYPES[section.dtype]
     found = _load(section, dtype=dtype, seed=seed, device=device)
-    copied = draft is not None and draft.layers is not None
-    if copied == isinstance(found.lm, EncoderDecoderLM):
-        return found
     named = found.folder or "a model from scratch"
-    if copied:
+    if not isinstance(found.lm, EncoderDecoderLM):
+        if draft is not None and draft.layers is not None:
+            raise ModelError(
+                f"draft.layers: {named} has no encoder, and the draft would share it: give draft.config or draft.path"
+            )
+        return found
+    if draft is not None and draft.layers is None:
         raise ModelError(
-            f"draft.layers: {named} has no encoder, and the draft would share it: give draft.config or draft.path"
+            f"{named} is an encoder-decoder, for which only a draft of layers of its own decoder is trained: give "
+            "draft.layers, such as [0, -1], or heads; or a decoder-only model"
         )
-    raise ModelError(
-        f"{named} is an encoder-decoder, for which only a draft of layers of its own decoder is trained: give "
-        "draft.layers, such as [0, -1], and a target that is frozen; or a decoder-only model"
-    )
+    if section.source_dropout and not found.lm.num_null:
+        raise ModelError(
+            f"target.source_dropout={section.source_dropout}: {named} reads no empty source: leave it out, or give a "
+            "model that does, such as text_to_semantic"
+        )
+    return found
 
 
 def build_draft(section: DraftSection, target: LoadedModel, *, seed: int, device: torch.device) -> LoadedModel:
@@ -114,7 +120,7 @@ def build_task(config: TrainConfig, target: LoadedModel, draft: LoadedModel | No
     if section is not None:
         layer_skip = LayerSkip(section, num_layers=target.lm.num_layers, num_steps=config.schedule.steps)
     if not config.heads:
-        return NextToken(model=target.lm, layer_skip=layer_skip)
+        return NextToken(model=target.lm, layer_skip=layer_skip, source_dropout=config.target.source_dropout)
     heads = [
         build_trained_head(head, target.lm, seed=config.seed, index=index) for index, head in enumerate(config.heads)
     ]
@@ -129,6 +135,7 @@ def build_task(config: TrainConfig, target: LoadedModel, draft: LoadedModel | No
         rows=config.loss.rows,
         layer_skip=layer_skip,
         joint=joint,
+        source_dropout=config.target.source_dropout,
     )
     if not task.trained():
         raise ValueError(

@@ -13,6 +13,7 @@ from paceline.models.native.blocks import (
     Attention,
     Block,
     CrossAttention,
+    FeedForwardBlock,
     NormOfSumBlock,
     ParallelBlock,
     Part,
@@ -41,7 +42,7 @@ NORMS: dict[type[nn.Module], NormVariant] = {
     BiasedRMSNorm: NormVariant.RMS,
     nn.LayerNorm: NormVariant.LAYER,
 }
-BLOCKS = (Block, ScaledBlock, PostNormBlock, ParallelBlock, NormOfSumBlock)
+BLOCKS = (Block, ScaledBlock, PostNormBlock, ParallelBlock, NormOfSumBlock, FeedForwardBlock)
 ACTIVATIONS: dict[Callable[[Tensor], Tensor], Activation] = {
     F.silu: Activation.SILU,
     F.gelu: Activation.GELU,
@@ -97,7 +98,7 @@ class OperationWriter:
         if kind is ParallelBlock and parts is Part.BOTH:
             yield from self.parallel_block(block)
             return
-        if Part.ATTENTION in parts:
+        if Part.ATTENTION in parts and kind is not FeedForwardBlock:
             own, output = block.attention, block.attention.output
             yield from self.sublayer(block, block.attention_norm, partial(self.attention, own), output)
             if block.cross is not None and block.cross_norm is not None:

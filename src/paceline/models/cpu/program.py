@@ -3,6 +3,7 @@
 import ctypes
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from paceline.kernels.cpu.structs import Buffer, Model, Operation
@@ -30,7 +31,8 @@ def compile_program(lm: DecoderLM, skipped: SkippedSublayers | None = None) -> P
     """
     if lm.dtype not in DTYPES or lm.device.type != "cpu":
         raise UnsupportedError(f"{lm.dtype} on {lm.device}")
-    if lm.logits_bias is not None and lm.logits_divisor != 1.0:
+    bias = _logits_bias(lm)
+    if bias is not None and lm.logits_divisor != 1.0:
         raise UnsupportedError("a divisor and a bias of the logits")
     writer = OperationWriter(lm)
     starts, operations = [0], []
@@ -70,9 +72,20 @@ def compile_program(lm: DecoderLM, skipped: SkippedSublayers | None = None) -> P
         operations=array,
         layers=layers,
         norm=writer.norm(lm.norm, Buffer.STREAM, Buffer.NORMED),
-        head=writer.head(lm.embed if lm.head is None else lm.head, Buffer.NORMED, Buffer.STREAM, lm.logits_bias),
+        head=writer.head(lm.embed if lm.head is None else lm.head, Buffer.NORMED, Buffer.STREAM, bias),
     )
     return Program(model, (array, layers, *writer.refs))
+
+
+def _logits_bias(lm: DecoderLM) -> Tensor | None:
+    """What is added to the logits: minus infinity for tokens that are never generated. Raises UnsupportedError."""
+    if lm.num_generated is None:
+        return lm.logits_bias
+    if lm.logits_bias is not None:
+        raise UnsupportedError("a bias of the logits, and tokens that are never generated")
+    bias = torch.zeros(lm.vocab_size, dtype=lm.dtype)
+    bias[lm.num_generated :] = -torch.inf
+    return bias
 
 
 def compile_input_projection(

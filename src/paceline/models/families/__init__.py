@@ -18,6 +18,7 @@ from paceline.models.families import (
     qwen,
     smollm3,
     t5,
+    text_to_semantic,
     whisper,
 )
 from paceline.models.families.base import Family
@@ -36,5 +37,10 @@ DECODERS: dict[str, Family] = {
     **granite.FAMILIES,
     **smollm3.FAMILIES,
 }
-ENCODER_DECODERS: dict[str, Family] = {**t5.FAMILIES, **bart.FAMILIES, **whisper.FAMILIES}
+ENCODER_DECODERS: dict[str, Family] = {
+    **t5.FAMILIES,
+    **bart.FAMILIES,
+    **whisper.FAMILIES,
+    **text_to_semantic.FAMILIES,
+}
 FAMILIES: dict[str, Family] = {**DECODERS, **ENCODER_DECODERS}

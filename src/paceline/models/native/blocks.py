@@ -7,6 +7,7 @@ from collections.abc import Callable
 from enum import Flag, auto
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -59,8 +60,17 @@ class CrossAttention(nn.Module):
         self.query = nn.Linear(config.hidden_size, width, bias=cross.bias)
         self.key_value = nn.Linear(cross.source_size, 2 * kv_width, bias=cross.bias)
         self.output = nn.Linear(width, config.hidden_size, bias=cross.output_bias)
+        self.null = nn.Parameter(torch.empty(2, kv_width)) if cross.null else None  # a key and a value
         scale = config.attention.scale
         self.factor = 1.0 if scale is None else scale * config.head_dim**0.5
+
+    def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [..., X, K * E] of an encoder's ``states`` [..., X, H], those of no source before them."""
+        made = self.key_value(states)
+        if self.null is not None:
+            made = torch.cat((self.null.flatten().expand(*made.shape[:-2], 1, -1), made), dim=-2)
+        keys, values = made.chunk(2, dim=-1)
+        return keys, values
 
     def forward(self, x: Tensor, layer: int, attend: Attend) -> Tensor:
         query = self.query(x).view(*attend.positions.shape, -1, self.head_dim)
@@ -83,9 +93,7 @@ class Block(nn.Module):
         self.attention = Attention(config, layer)
         self.cross_norm = None if config.cross is None else config.norm(config.hidden_size, config.norm_eps)
         self.cross = None if config.cross is None else CrossAttention(config)
-        self.ffn_norm = config.norm(config.hidden_size, config.norm_eps)
-        make = GatedFFN if config.ffn.gated else PlainFFN
-        self.ffn = make(config.hidden_size, config.ffn_size, bias=config.ffn.bias, activation=config.ffn.activation)
+        self.ffn_norm, self.ffn = _feed_forward(config)
 
     def forward(
         self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float, parts: Part = Part.BOTH
@@ -145,6 +153,27 @@ class ParallelBlock(Block):
         return _dropped(more, dropout) + _dropped(added, dropout) + x
 
 
+class FeedForwardBlock(Block):
+    """A feed-forward with its norm before it, and no attention."""
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        nn.Module.__init__(self)
+        self.embedding_norm = self.cross_norm = self.cross = None
+        self.ffn_norm, self.ffn = _feed_forward(config)
+
+    def forward(
+        self, x: Tensor, layer: int, attend: Attend, table: RotaryTable, dropout: float, parts: Part = Part.BOTH
+    ) -> Tensor:
+        return super().forward(x, layer, attend, table, dropout, parts & Part.FFN)
+
+
+def _feed_forward(config: DecoderConfig) -> tuple[nn.Module, GatedFFN | PlainFFN]:
+    """The feed-forward of a block, and its norm."""
+    make = GatedFFN if config.ffn.gated else PlainFFN
+    ffn = make(config.hidden_size, config.ffn_size, bias=config.ffn.bias, activation=config.ffn.activation)
+    return config.norm(config.hidden_size, config.norm_eps), ffn
+
+
 def _dropped(added: Tensor, dropout: float) -> Tensor:
     return F.dropout(added, dropout) if dropout else added
 
@@ -154,6 +183,7 @@ _BLOCKS: dict[Arrangement, type[Block]] = {
     Arrangement.NORM_AFTER: PostNormBlock,
     Arrangement.PARALLEL: ParallelBlock,
     Arrangement.NORM_OF_SUM: NormOfSumBlock,
+    Arrangement.FFN_ALONE: FeedForwardBlock,
 }
 
 

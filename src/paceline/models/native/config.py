@@ -27,6 +27,7 @@ class Arrangement(Enum):
     NORM_AFTER = 1
     PARALLEL = 2  # both read the block's input, each through its own norm
     NORM_OF_SUM = 3  # norms of the stream after each addition
+    FFN_ALONE = 4  # no attention; the norm comes before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +80,25 @@ class CrossConfig:
     max_source: int  # states at most
     bias: bool = False  # of queries, keys and values
     output_bias: bool = False
+    null: bool = False  # every source begins with a learned key and value, so that it may be empty
+
+    @property
+    def max_slots(self) -> int:
+        """Keys of a row at most."""
+        return self.max_source + self.null
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig:
     """An encoder: blocks in which each position sees all, over tokens or over frames of ``num_features`` numbers.
 
-    Tokens have the decoder's embedding; two convolutions halve the number of frames. ``blocks`` has the fields that
-    shape blocks, positions and norms.
+    Tokens have the decoder's embedding unless they are of another vocabulary; two convolutions halve the number of
+    frames. ``blocks`` has the fields that shape blocks, positions and norms.
     """
 
     blocks: "DecoderConfig"
     num_features: int | None = None  # of a frame; None: it reads tokens
+    vocab_size: int | None = None  # of tokens that are not the decoder's; None: they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +125,7 @@ class DecoderConfig:
     embedding_norm: bool = False  # a norm of the embeddings
     final_norm: bool = True
     logits_bias: bool = False  # added to the logits
+    num_generated: int | None = None  # tokens from this id on are read and never generated; None: there are none
     cross: CrossConfig | None = None
     encoder: EncoderConfig | None = None
     window: int | None = None  # sliding window of some layer; longer sequences are refused

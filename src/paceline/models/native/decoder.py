@@ -17,14 +17,10 @@ from paceline.models.native.attention import Attend, CacheAttention, CausalAtten
 from paceline.models.native.blocks import Part, make_block, parts_of
 from paceline.models.native.config import DecoderConfig
 from paceline.models.native.flex_attention import AttentionFactory, select_attention
-from paceline.models.native.layers import Float32Rotary, Rotary, RotaryConfig, embedding_factor
+from paceline.models.native.layers import embedding_factor, make_rotary, table
 from paceline.models.native.relative import RelativePositions
 from paceline.models.sublayers import SkippedSublayers
 from paceline.models.wrapped import DecoderOnly, WrappedLM
-
-
-def _rotary(config: RotaryConfig) -> Rotary:
-    return Float32Rotary(config) if config.wide else Rotary(config)
 
 
 class DecoderLM(DecoderOnly, nn.Module):
@@ -39,7 +35,7 @@ class DecoderLM(DecoderOnly, nn.Module):
         self.max_slots = config.window
         self.group = config.num_heads // config.num_kv_heads  # query heads per key-value head
         self.embed = table(config.vocab_size, config.hidden_size)
-        self.rotary = None if config.rotary is None else _rotary(config.rotary)
+        self.rotary = None if config.rotary is None else make_rotary(config.rotary)
         self.position = table(config.max_positions, config.hidden_size) if config.learned_positions else None
         relative = config.relative
         self.relative = None if relative is None else RelativePositions(relative, config.num_heads, both_ways=False)
@@ -48,6 +44,7 @@ class DecoderLM(DecoderOnly, nn.Module):
         self.logits_bias = nn.Parameter(torch.empty(config.vocab_size)) if config.logits_bias else None
         self.head = None if config.tied_head else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.logits_divisor = config.multipliers.logits
+        self.num_generated = config.num_generated
         self.dropout = 0.0  # training only
         self.attention: AttentionFactory = select_attention  # over trees; another one only to be compared with it
 
@@ -250,7 +247,10 @@ class DecoderLM(DecoderOnly, nn.Module):
         logits = F.linear(normed, self.embed.weight) if self.head is None else self.head(normed)
         logits = logits.unflatten(0, x.shape[:2])
         logits = logits if self.logits_divisor == 1.0 else logits / self.logits_divisor
-        return logits if self.logits_bias is None else logits + self.logits_bias
+        logits = logits if self.logits_bias is None else logits + self.logits_bias
+        if self.num_generated is None:
+            return logits
+        return F.pad(logits[..., : self.num_generated], (0, self.vocab_size - self.num_generated), value=-torch.inf)
 
     def _refuse_beyond_window(self, length: int) -> None:
         window = self.config.window
@@ -282,8 +282,3 @@ class SkippingDecoder(WrappedLM[DecoderLM]):
     ) -> Output:
         """As the LM."""
         return self.lm(tree, cache, start=start, taps=taps, logits_for=logits_for, resume=resume, without=self.skipped)
-
-
-def table(rows: int, size: int) -> nn.Embedding:
-    """An embedding without content: on the meta device the normal numbers of nn.Embedding import torch's compiler."""
-    return nn.Embedding.from_pretrained(torch.empty(rows, size), freeze=False)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from paceline.models.native.attention import WithoutSource
 from paceline.models.native.blocks import make_block
 from paceline.models.native.config import EncoderConfig
+from paceline.models.native.layers import make_rotary, table
 from paceline.models.native.relative import RelativePositions
 
 
@@ -23,7 +24,8 @@ class InputAttention(WithoutSource):
     def __init__(self, length: Tensor, size: int, relative: RelativePositions | None) -> None:
         index = torch.arange(size, device=length.device)
         self.positions = index.expand(len(length), size)
-        seen = (index < length[:, None])[:, None, None]  # [B, 1, 1, X]
+        # A row without any, which nobody reads, sees one, because 0 times NaN is NaN.
+        seen = (index < length.clamp(min=1)[:, None])[:, None, None]  # [B, 1, 1, X]
         self.mask: Tensor | None = None if bool(seen.all()) else seen
         if relative is not None:
             added = relative((index[:, None] - index)[None])
@@ -58,6 +60,8 @@ class Encoder(nn.Module):
         if config.num_features is not None:
             self.conv1 = nn.Conv1d(config.num_features, width, kernel_size=3, padding=1)
             self.conv2 = nn.Conv1d(width, width, kernel_size=3, stride=2, padding=1)
+        self.embed = None if config.vocab_size is None else table(config.vocab_size, width)
+        self.rotary = None if blocks.rotary is None else make_rotary(blocks.rotary)
         learned = blocks.learned_positions
         self.position = nn.Embedding.from_pretrained(torch.empty(blocks.max_positions, width)) if learned else None
         relative = blocks.relative
@@ -74,9 +78,10 @@ class Encoder(nn.Module):
         attend = InputAttention(length, size, self.relative)
         if self.position is not None:
             x = x + self.position(attend.positions[0])
+        angles = None if self.rotary is None else self.rotary(attend.positions, x.dtype)
         x = x.flatten(0, 1)
         for layer, block in enumerate(self.blocks):
-            x = block(x, layer, attend, None, 0.0)
+            x = block(x, layer, attend, angles, 0.0)
         return self.norm(x).view(rows, size, -1)
 
     def convolved(self, frames: Tensor) -> Tensor:

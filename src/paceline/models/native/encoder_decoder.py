@@ -59,40 +59,59 @@ class EncoderDecoderLM(DecoderLM):
         return self._shared[0].reads_from if self._shared else self
 
     @property
+    def encoder_size(self) -> int:
+        """Numbers of a state that it reads."""
+        assert self.config.cross is not None
+        return self.config.cross.source_size
+
+    @property
+    def num_null(self) -> int:
+        """How many keys a source begins with that are of none of its states."""
+        assert self.config.cross is not None
+        return int(self.config.cross.null)
+
+    @property
     def encodes_tokens(self) -> bool:
-        """Whether the encoder reads tokens, by the decoder's embedding."""
+        """Whether the encoder reads tokens by the decoder's embedding."""
         encoder = self.reads_from.config.encoder
-        return encoder is not None and encoder.num_features is None
+        return encoder is not None and encoder.num_features is None and encoder.vocab_size is None
 
     @property
     def context_inputs(self) -> Mapping[str, ContextInput]:
         config = self.reads_from.config
         assert config.cross is not None
         most, size = config.cross.max_source, config.cross.source_size
-        states = ContextInput(min_shape=(1, size), max_shape=(most, size), is_source=True)
+        least = 1 - self.num_null
+        states = ContextInput(min_shape=(least, size), max_shape=(most, size), is_source=True)
         if config.encoder is None:
             return {STATES: states}
         instead, features = (STATES, states), config.encoder.num_features
         if features is not None:
             frames = (features, 2 * most)
             return {FRAMES: ContextInput(min_shape=frames, max_shape=frames, is_source=True, instead=instead)}
-        ids = config.vocab_size
-        return {
-            TOKENS: ContextInput(min_shape=(1,), max_shape=(most,), vocab_size=ids, is_source=True, instead=instead)
-        }
+        own = config.encoder.vocab_size
+        tokens = ContextInput(
+            min_shape=(least,),
+            max_shape=(most,),
+            vocab_size=config.vocab_size if own is None else own,
+            is_source=True,
+            other_vocab=own is not None,
+            instead=instead,
+        )
+        return {TOKENS: tokens}
 
     @property
     def context_bytes(self) -> int:
         """Keys and values of the longest source of one row, in bytes."""
         assert self.config.cross is not None
         sizes = 2 * self.config.num_layers * self.config.num_kv_heads * self.config.head_dim
-        return self.config.cross.max_source * sizes * self.dtype.itemsize
+        return self.config.cross.max_slots * sizes * self.dtype.itemsize
 
     def new_cache(self, rows: int, capacity: int, *, zeros: Zeros | None = None) -> SlotCache:
         """As a decoder's, with room for the sources of all rows, which on the CPU takes memory when it is written."""
         config, cache = self.config, super().new_cache(rows, capacity, zeros=zeros)
         assert config.cross is not None
-        shape = (rows, config.num_layers, config.cross.max_source, config.num_kv_heads, config.head_dim)
+        shape = (rows, config.num_layers, config.cross.max_slots, config.num_kv_heads, config.head_dim)
         for name in (SOURCE_KEYS, SOURCE_VALUES):
             on_cpu = self.device.type == "cpu"
             cache.row_state[name] = (
@@ -109,7 +128,7 @@ class EncoderDecoderLM(DecoderLM):
             rows.setdefault(context, []).append(row)
         state = cache.storage.row_state
         for context, states in zip(rows, self.encode(list(rows)), strict=True):
-            size = len(states)
+            size = len(states) + self.num_null
             for layer, (keys, values) in enumerate(self.source_keys_values(states)):
                 for row in rows[context]:
                     state[SOURCE_KEYS][row, layer, :size], state[SOURCE_VALUES][row, layer, :size] = keys, values
@@ -137,22 +156,26 @@ class EncoderDecoderLM(DecoderLM):
     def encode_inputs(self, inputs: Tensor, length: Tensor) -> Tensor:
         """States [B, X, H] of ``inputs``, token ids [B, T] or frames [B, W, T], of which rows have ``length`` [B]."""
         assert self.encoder is not None and self.config.encoder is not None
+        if not inputs.shape[-1]:
+            return torch.zeros(len(inputs), 0, self.encoder_size, dtype=self.dtype, device=self.device)
         if self.config.encoder.num_features is not None:
             return self.encoder(inputs.to(self.dtype), length)
+        if self.encoder.embed is not None:
+            return self.encoder(self.encoder.embed(inputs), length)
         embedded = self.embed(inputs.flatten()) * self.embedding_factor
         return self.encoder(embedded.view(*inputs.shape, -1), length)
 
     def source_keys_values(self, states: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Keys and values [..., X, K, E] of every layer, of an encoder's ``states`` [..., X, H]."""
+        """Keys and values [..., X, K, E] of every layer, of an encoder's ``states`` [..., X, H], nulls before them."""
+        heads = (self.config.num_kv_heads, self.config.head_dim)
         for block in self.blocks:
             assert isinstance(block, Block) and block.cross is not None
-            made = block.cross.key_value(states).unflatten(-1, (2, self.config.num_kv_heads, self.config.head_dim))
-            keys, values = made.unbind(-3)
-            yield keys, values
+            keys, values = block.cross.keys_values(states)
+            yield keys.unflatten(-1, heads), values.unflatten(-1, heads)
 
     def source_of(self, states: Tensor, length: Tensor) -> Source:
-        """What ``causal`` reads of an encoder's ``states`` [B, X, H]; differentiable."""
-        return Source(list(self.source_keys_values(states)).__getitem__, length)
+        """What ``causal`` reads of an encoder's ``states`` [B, X, H], ``length`` [B] of them; differentiable."""
+        return Source(list(self.source_keys_values(states)).__getitem__, length + self.num_null)
 
     def _parts(self, contexts: Sequence[Context]) -> Iterator[list[Context]]:
         """``contexts`` in parts that are encoded together: of similar length, within a bound on the memory."""

@@ -70,6 +70,16 @@ class Float32Rotary(Rotary):
         return super().forward(positions, torch.float32)
 
 
+def make_rotary(config: RotaryConfig) -> Rotary:
+    """The rotary embedding of ``config``."""
+    return Float32Rotary(config) if config.wide else Rotary(config)
+
+
+def table(rows: int, size: int) -> nn.Embedding:
+    """An embedding without content: on the meta device the normal numbers of nn.Embedding import torch's compiler."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, size), freeze=False)
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square norm (1910.07467), its statistics in float32 at least."""
 

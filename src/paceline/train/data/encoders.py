@@ -21,12 +21,14 @@ NUM_BYTES = 256
 class Encoder(ABC):
     """Text to token ids below ``vocab_size``. ``end_of_text`` is appended to each text; None: nothing is."""
 
-    def __init__(self, *, vocab_size: int, end_of_text: int | None) -> None:
+    def __init__(self, *, vocab_size: int, end_of_text: int | None, source_vocab: int | None = None) -> None:
+        """``source_vocab`` (None: ``vocab_size``) bounds the tokens that an encoder reads."""
         if end_of_text is not None and not 0 <= end_of_text < vocab_size:
             raise ValueError(
                 f"end_of_text {end_of_text}: the vocabulary has {vocab_size} tokens; give an id below that"
             )
         self.vocab_size, self.end_of_text = vocab_size, end_of_text
+        self.source_vocab = vocab_size if source_vocab is None else source_vocab
 
     @property
     @abstractmethod

@@ -33,10 +33,14 @@ class PairModel:
     end: tuple[int, ...]  # any of which ends it
     max_source: int  # states of its encoder at most
     reads_sound: bool
+    min_source: int = 1
+    source_vocab: int | None = None  # of what its encoder reads; None: the output's
 
 
-def read_pair_model(folder: Path, raw: Mapping[str, object], config: DecoderConfig | None = None) -> PairModel | None:
-    """The model in ``folder``, whose config.json is ``raw``; None for one without an encoder.
+def read_pair_model(
+    folder: Path | None, raw: Mapping[str, object], config: DecoderConfig | None = None
+) -> PairModel | None:
+    """The model in ``folder`` (None: one from scratch), whose config.json is ``raw``; None for one without an encoder.
 
     ``config`` (None: read from ``raw``) is the decoder's. Raises ModelError for an encoder-decoder that is not native,
     and ValueError for one that names no start token.
@@ -44,10 +48,12 @@ def read_pair_model(folder: Path, raw: Mapping[str, object], config: DecoderConf
     if config is None:
         if not raw.get("is_encoder_decoder"):
             return None
-        config = configure(dict(raw), folder)
+        config = configure(dict(raw), folder or "a model from scratch")
     if config.cross is None:
         return None
-    start = read_start(folder)
+    found = read_special_tokens(raw) if folder is None else (read_start(folder), read_eos(folder))
+    folder = folder or Path("a model from scratch")
+    start, end = found
     if not start:
         raise ValueError(f"{folder} names no decoder_start_token_id, with which outputs begin: put it in config.json")
     features = None if config.encoder is None else config.encoder.num_features
@@ -55,10 +61,19 @@ def read_pair_model(folder: Path, raw: Mapping[str, object], config: DecoderConf
         folder=folder,
         raw=raw,
         start=start,
-        end=read_eos(folder),
+        end=end,
         max_source=config.cross.max_source,
         reads_sound=features is not None,
+        min_source=0 if config.cross.null else 1,
+        source_vocab=None if config.encoder is None else config.encoder.vocab_size,
     )
+
+
+def read_special_tokens(raw: Mapping[str, object]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tokens that outputs begin with, and those that end them, by a config.json that is in no directory."""
+    values = (raw.get(name) for name in ("decoder_start_token_id", "eos_token_id"))
+    start, end = ((value,) if isinstance(value, int) else () for value in values)
+    return start, end
 
 
 def find_pair_model(name: str) -> PairModel | None:
@@ -69,18 +84,25 @@ def find_pair_model(name: str) -> PairModel | None:
 
 @final
 class PairEncoder(Encoder):
-    """The target's tokenizer, for both sides of pairs."""
+    """The target's tokenizer, for both sides of pairs; for sources alone where outputs have other tokens."""
 
     def __init__(
         self, model: PairModel, *, tokenizer: Tokenizer | None, vocab_size: int, end_of_text: int | None
     ) -> None:
-        self._texts = TokenizerEncoder(tokenizer=tokenizer, vocab_size=vocab_size, end_of_text=end_of_text)
-        super().__init__(vocab_size=vocab_size, end_of_text=end_of_text)
+        other = model.source_vocab
+        self._texts = TokenizerEncoder(
+            tokenizer=tokenizer,
+            vocab_size=vocab_size if other is None else other,
+            end_of_text=end_of_text if other is None else None,
+        )
+        super().__init__(vocab_size=vocab_size, end_of_text=end_of_text, source_vocab=other)
         self.model, self.tokenizer = model, tokenizer
 
     @property
     def fingerprint(self) -> str:
         parts = [self._texts.fingerprint, *map(str, self.model.start)]
+        if self.model.source_vocab is not None:
+            parts.append(f"of {self.model.source_vocab}")
         if self.model.reads_sound:
             paths = [self.model.folder / name for name in (SPEECH_FILE, *FEATURE_FILES)]
             parts += [hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths if path.is_file()]
@@ -98,6 +120,11 @@ class PairEncoder(Encoder):
         """
         if not texts:
             return []
+        if self.model.source_vocab is not None:
+            raise ValueError(
+                f"data: outputs of {self.model.folder} are no text; give their token ids, start and end included, as "
+                "input_ids"
+            )
         if self.model.reads_sound:
             texts = [f" {text.strip()}" for text in texts]
         whole = self._texts.encode_many(texts)

@@ -77,7 +77,8 @@ def _write(part: Path, reader: Reader, files: Sequence[File], encoder: Encoder, 
     columns = (TextColumn("tokenising"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     shown = Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
-    with shown as progress, TokenWriter(part, dtype=np.min_scalar_type(encoder.vocab_size - 1)) as writer:
+    dtype = np.min_scalar_type(max(encoder.vocab_size, encoder.source_vocab) - 1)
+    with shown as progress, TokenWriter(part, dtype=dtype) as writer:
         task = progress.add_task("", total=sum(file.num_bytes for file in files))
         for index, file in enumerate(files):
             counts: dict[Split, Counter[str]] = {}
@@ -104,12 +105,14 @@ def encode_documents(documents: Iterator[Document], encoder: Encoder) -> Iterato
             tokens = _to_tokens(document, ids, encoder)
             if not len(tokens.tokens):
                 continue
-            low, high = int(tokens.tokens.min()), int(tokens.tokens.max())
-            if low < 0 or high >= encoder.vocab_size:
-                raise ValueError(
-                    f"{tokens.name}: token id {low if low < 0 else high}, and the vocabulary has {encoder.vocab_size}; "
-                    "take tokens of the target's own tokenizer"
-                )
+            source, own = np.split(tokens.tokens, [tokens.num_source])
+            for part, size in ((source, encoder.source_vocab), (own, encoder.vocab_size)):
+                low, high = (int(part.min()), int(part.max())) if len(part) else (0, 0)
+                if low < 0 or high >= size:
+                    raise ValueError(
+                        f"{tokens.name}: token id {low if low < 0 else high}, and the vocabulary has {size}; take "
+                        "tokens of the target's own tokenizer"
+                    )
             yield tokens
 
 

@@ -18,6 +18,7 @@ from paceline.train.batches import TrainBatch
 from paceline.train.tasks.terms import LossTerm
 
 TARGET_STREAM = 1 << 40  # split off the seed like a step, and larger than any step
+SOURCE_STREAM = TARGET_STREAM + 1
 
 
 class TaskOutput(NamedTuple):
@@ -43,6 +44,10 @@ class StepRandomness:
     def for_target(self) -> "StepRandomness":
         """An independent stream for the same rows, used for the target; heads draw from this one."""
         return dataclasses.replace(self, seed=split_seed(self.seed, TARGET_STREAM))
+
+    def for_sources(self) -> "StepRandomness":
+        """A third one, for what an encoder reads."""
+        return dataclasses.replace(self, seed=split_seed(self.seed, SOURCE_STREAM))
 
     def seed_device(self) -> None:
         """Seed the device's global generator, which dropout uses."""

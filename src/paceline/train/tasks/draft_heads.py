@@ -19,6 +19,7 @@ from paceline.train.tasks.joint import TRUNK, Joint
 from paceline.train.tasks.layer_skip import LayerSkip
 from paceline.train.tasks.losses import DistillationLoss
 from paceline.train.tasks.models import trained_forward
+from paceline.train.tasks.sources import encoded, source_of, without_sources
 from paceline.train.tasks.terms import (
     LossTerm,
     auxiliary_term,
@@ -58,16 +59,18 @@ class DraftHeadTask(Task):
         rows: int = 1,
         layer_skip: LayerSkip | None = None,
         joint: Joint | None = None,
+        source_dropout: float = 0.0,
     ) -> None:
         """``target_weight``: weight of the target's next-token loss; None freezes the target.
 
-        ``joint`` trains the target in a second stage only.
+        ``joint`` trains the target in a second stage only. ``source_dropout`` is the share of rows that are trained
+        without what an encoder reads.
         """
         super().__init__()
         target.requires_grad_(target_weight is not None)
         if joint is not None:
             joint.choose_trained(target)
-        self.joint = joint
+        self.joint, self.source_dropout = joint, source_dropout
         self.trunk = None if target_weight is None else target
         self._target = (target,)  # in a tuple, so that it is not a submodule
         self.heads = nn.ModuleDict({trained.name: trained.head for trained in heads})
@@ -100,6 +103,7 @@ class DraftHeadTask(Task):
     def forward(self, batch: TrainBatch, randomness: StepRandomness) -> TaskOutput:
         """One forward pass of the target, whose hidden states all heads read."""
         randomness.seed_device()
+        batch = without_sources(batch, randomness, self.source_dropout if self.training else 0.0)
         logits, hidden, terms = self._target_forward(batch, randomness)
         target = logits.detach()
         share = 1.0 if self.joint is None else self.joint.head_weight(randomness.step)
@@ -130,7 +134,10 @@ class DraftHeadTask(Task):
             if batch.hidden is not None and {*self.taps, last} <= batch.hidden.keys():
                 hidden = {tap: states.to(self.target.dtype) for tap, states in batch.hidden.items()}
                 return self.target.compute_logits(hidden[last]), hidden, []
-            output = self.target.causal(batch.tokens[:, :-1], taps=self.taps, segment=input_segments(batch))
+            source = source_of(self.target, batch, encoded(self.target, batch))
+            output = self.target.causal(
+                batch.tokens[:, :-1], taps=self.taps, segment=input_segments(batch), source=source
+            )
         assert output.logits is not None
         return output.logits, output.hidden, []
 
@@ -145,7 +152,7 @@ class DraftHeadTask(Task):
     ) -> LossTerm:
         segment = None if whole.segment is None else whole.segment[rows]
         batch = dataclasses.replace(
-            whole, tokens=whole.tokens[rows], learned=whole.learned[rows], segment=segment, hidden=None
+            whole, tokens=whole.tokens[rows], learned=whole.learned[rows], segment=segment, hidden=None, source=None
         )
         learned = learned_mask(batch)
         unrolled = trained.head.unroll(

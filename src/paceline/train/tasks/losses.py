@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 OUTSIDE = -100
 TOP_K = 10  # of the paper
+LEAST_LOGIT = -1e30
 ETA = 3.0  # how fast the LK mixture moves from KL divergence to total variation
 
 
@@ -143,8 +144,8 @@ class DistillationLoss:
         self, draft: Tensor, target: Tensor, index: Tensor, next_token: Tensor, draft_ids: Tensor | None
     ) -> LossOutput:
         with torch.no_grad():
-            log_probs = target[index].float().log_softmax(-1)
-        own = draft.float().log_softmax(-1)
+            log_probs = _finite(target[index]).log_softmax(-1)
+        own = _finite(draft).log_softmax(-1)
         if draft_ids is not None:
             return self._restricted_loss(own, log_probs, next_token, draft_ids)
         inputs = LossInputs(draft=own, target=log_probs, next_token=next_token)
@@ -168,6 +169,11 @@ class DistillationLoss:
 
     def _sum(self, inputs: LossInputs) -> Tensor:
         return torch.stack([weight * term(inputs) for term, weight in self.terms]).sum(0)
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """In single precision, without minus infinities: 0 times the difference of two of them would be NaN."""
+    return logits.float().clamp(min=LEAST_LOGIT)
 
 
 def cross_entropy(logits: Tensor, next_token: Tensor, *, chunk: int = 1024) -> Tensor:

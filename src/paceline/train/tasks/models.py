@@ -16,6 +16,7 @@ from paceline.train.batches import TrainBatch
 from paceline.train.tasks.base import StepRandomness, Task, TaskOutput, sum_terms
 from paceline.train.tasks.layer_skip import LayerSkip
 from paceline.train.tasks.losses import DistillationLoss
+from paceline.train.tasks.sources import encoded, source_of, without_sources
 from paceline.train.tasks.terms import LossTerm, distillation_term, input_segments, learned_mask, next_token_term
 
 
@@ -23,10 +24,10 @@ from paceline.train.tasks.terms import LossTerm, distillation_term, input_segmen
 class NextToken(Task):
     """Next-token prediction on the data, optionally with the LayerSkip recipe."""
 
-    def __init__(self, *, model: DecoderLM, layer_skip: LayerSkip | None = None) -> None:
+    def __init__(self, *, model: DecoderLM, layer_skip: LayerSkip | None = None, source_dropout: float = 0.0) -> None:
         super().__init__()
         self.model = model.requires_grad_(True)
-        self.layer_skip = layer_skip
+        self.layer_skip, self.source_dropout = layer_skip, source_dropout
 
     @property
     def frozen(self) -> None:
@@ -35,6 +36,7 @@ class NextToken(Task):
     def forward(self, batch: TrainBatch, randomness: StepRandomness) -> TaskOutput:
         """Cross-entropy of every learned next token, and of the early exits of ``layer_skip``."""
         randomness.seed_device()
+        batch = without_sources(batch, randomness, self.source_dropout if self.training else 0.0)
         return sum_terms([trained_forward("loss", self.model, batch, randomness, (), self.layer_skip)[1]])
 
 
@@ -61,7 +63,7 @@ class Distillation(Task):
     def forward(self, batch: TrainBatch, randomness: StepRandomness) -> TaskOutput:
         """The distillation loss at every position whose next token is learned."""
         with torch.no_grad():
-            states = _states(self.frozen, batch)
+            states = encoded(self.frozen, batch)
             target = _frozen_logits(self.frozen, batch, states)
         randomness.seed_device()
         draft = _logits(self.draft, batch, states)
@@ -72,7 +74,7 @@ class Distillation(Task):
 
 def next_token_output(model: DecoderLM, batch: TrainBatch) -> TaskOutput:
     """Cross-entropy of every learned next token, with all layers."""
-    return sum_terms([next_token_term("loss", _logits(model, batch), batch)])
+    return sum_terms([next_token_term("loss", _logits(model, batch, encoded(model, batch)), batch)])
 
 
 def trained_forward(
@@ -94,19 +96,12 @@ def trained_forward(
         taps=sorted({*taps, *weights}),
         segment=input_segments(batch),
         skipped=None if skipped is None else skipped.to(batch.tokens.device),
+        source=source_of(model, batch, encoded(model, batch)),
     )
     assert output.logits is not None
     if layer_skip is None:
         return output, next_token_term(name, output.logits, batch)
     return output, layer_skip.loss(name, model, output.logits, output.hidden, batch, weights)
-
-
-def _states(model: DecoderLM, batch: TrainBatch) -> Tensor | None:
-    """What the encoder of ``model`` makes of the sources of ``batch`` [B, X, H]; None where it has none."""
-    if batch.source is None:
-        return None
-    assert isinstance(model, EncoderDecoderLM)
-    return model.encode_inputs(batch.source.inputs, batch.source.length)
 
 
 def _frozen_logits(model: DecoderLM, batch: TrainBatch, states: Tensor | None) -> Tensor:
@@ -117,10 +112,7 @@ def _frozen_logits(model: DecoderLM, batch: TrainBatch, states: Tensor | None) -
 
 
 def _logits(model: DecoderLM, batch: TrainBatch, states: Tensor | None = None) -> Tensor:
-    source = None
-    if states is not None and batch.source is not None:
-        assert isinstance(model, EncoderDecoderLM)
-        source = model.source_of(states.to(model.dtype), batch.source.length)
+    source = source_of(model, batch, states)
     logits = model.causal(batch.tokens[:, :-1], segment=input_segments(batch), source=source).logits
     assert logits is not None
     return logits

@@ -48,7 +48,7 @@ class PairLines(FileReader):
             for (number, name, _), source, output in zip(
                 part, sources, outputs_of(part, self._output, self._encoder), strict=True
             ):
-                if not len(source):
+                if len(source) < self._encoder.model.min_source:
                     raise ValueError(f"{name}: {self._source} has no tokens, and an encoder reads at least one")
                 yield Tokens(
                     name=name,
