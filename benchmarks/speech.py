@@ -26,7 +26,7 @@ from benchmarks.study import (
     option,
     run_cells,
 )
-from paceline.api import load
+from paceline.api import Loaded, load
 from paceline.bench.columns import Column, Section, grouped
 from paceline.bench.raw import RawFile, Record
 from paceline.bench.statistics import Estimate, pooled_ratio
@@ -132,9 +132,11 @@ class SpeechStudy(Study):
         if len(paths) < self.num_sounds:
             raise ValueError(f"{self.sounds} has {len(paths)} files .wav; give a folder with {self.num_sounds}")
         timing = Timing(repeats=self.repeats, seconds=0.0, processor_time=self.processor_time)
-        sides = {name: (load(self.target, dtype=self.dtype, device="cpu"), None) for name in (PLAIN, CONTROL)}
-        draft = load(self.draft, dtype=self.dtype, device="cpu")
-        sides[DRAFTED] = (load(self.target, dtype=self.dtype, device="cpu"), draft)
+        drafts: dict[str, Path | None] = {PLAIN: None, CONTROL: None, DRAFTED: self.draft}
+        sides = {
+            name: (self._load(self.target), None if draft is None else self._load(draft))
+            for name, draft in drafts.items()
+        }
         model = speech_model(sides[PLAIN][0])
         windows = windows_of(model, paths)
         peers = {
@@ -153,6 +155,9 @@ class SpeechStudy(Study):
         for cell, identity in missing(raw, cells, run_cells(self.kind, run), say):
             found = measure_cell(cell, windows, sides=sides, peers=peers, max_tokens=self.max_tokens, timing=timing)
             raw.append({**identity, **found})
+
+    def _load(self, path: Path) -> Loaded:
+        return load(path, dtype=self.dtype, device="cpu")
 
     def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Line]]:
         """A table for every batch size."""
