@@ -78,7 +78,7 @@ def test_the_exported_encoder_is_the_targets_and_is_run_once(trained, monkeypatc
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in own.items())
     texts = sources(4)
     plain = [one.token_ids for one in Engine(target, drafter=None).generate(texts, GREEDY)]
-    assert len({len(one) for one in plain}) > 1
+    assert len({len(one) for one in texts}) > 1
     read, apart = counted(target.lm, monkeypatch), counted(draft.lm, monkeypatch)
     for some in (texts, texts[:1]):
         for drafter in (draft, root / "run" / "draft"):
@@ -178,7 +178,10 @@ REFUSED = {
         {"draft": {"path": "TARGET"}, "data": {"sources": [{"kind": "standard_library"}]}},
         "only a draft of layers of its own decoder .* give draft.layers",
     ),
-    "pairs for a model of its own": ({"draft": {"path": "TARGET"}}, "pairs for a draft with the encoder of its target"),
+    "pairs for a model of its own": (
+        {"draft": {"path": "TARGET"}},
+        "pairs for an encoder-decoder, its draft heads, or a",
+    ),
     "texts": (
         {"data": {"sources": [{"kind": "standard_library"}]}},
         "sources of kind standard_library, and .* is an encoder-decoder, which reads pairs; give sources of kind pairs",
@@ -231,6 +234,7 @@ def test_layers_of_a_target_without_encoder_are_refused(tmp_path, capsys):
     fields = {"heads": [], "draft": {"layers": [0, -1]}, "validation": {}}
     assert train(decoder_recipe(folder, tmp_path / "run", **fields)) == 2
     assert "has no encoder, and the draft would share it: give draft.config or draft.path" in capsys.readouterr().err
-    paired = {"sources": [{"kind": "pairs", "paths": ["x"]}], "packing": "documents"}
-    assert train(decoder_recipe(folder, tmp_path / "run", data=paired)) == 2
-    assert "sources of kind pairs are pairs for a draft with the encoder of its target" in capsys.readouterr().err
+    (tmp_path / "pairs.jsonl").write_text('{"source": "a", "output": "b"}\n', encoding="utf-8")
+    paired = {"sources": [{"kind": "pairs", "paths": [str(tmp_path / "pairs.jsonl")]}], "packing": "documents"}
+    assert train(decoder_recipe(folder, tmp_path / "run", data=paired, validation={})) == 2
+    assert "sources of kind pairs are pairs for an encoder-decoder, and the target is none" in capsys.readouterr().err
