@@ -149,6 +149,8 @@ class SoundToText(Task):
     def __init__(self, model: EncoderDecoderLM) -> None:
         super().__init__()
         self.model = model.requires_grad_(True)
+        assert model.encoder is not None and model.encoder.position is not None
+        model.encoder.position.requires_grad_(False)  # waves, as in every Whisper
         self._extractor = extractor()
 
     @property
