@@ -77,15 +77,15 @@ def peer_of(path: Path, dtype: str, windows: Windows, eos: int) -> Call:
         features = torch.stack(windows.features[part]).to(model.dtype)
         given = {"language": "en", "task": "transcribe", "return_timestamps": False, "num_beams": 1, "do_sample": False}
         found = model.generate(input_features=features, max_new_tokens=max_tokens, **given).tolist()
-        return [_until_end(row, len(windows.prompt), eos) for row in found]
+        return [_output(row, windows.prompt, eos) for row in found]
 
     return call
 
 
-def _until_end(row: list[int], start: int, eos: int) -> tuple[int, ...]:
-    """What follows a prompt, if that is there, without what fills up."""
-    own = [token for token in row[start if row[:1] != row[-1:] else 0 :] if token != eos]
-    return tuple(own)
+def _output(row: list[int], prompt: tuple[int, ...], eos: int) -> tuple[int, ...]:
+    """What follows a prompt, where a row begins with it, without the end and what fills up."""
+    begun = tuple(row[: len(prompt)]) == prompt
+    return tuple(token for token in row[len(prompt) if begun else 0 :] if token != eos)
 
 
 def measure_cell(
@@ -127,6 +127,8 @@ def measure_cell(
     for repeat in range(-1, timing.repeats):
         for repeats in (*seconds.values(), encoder):
             repeats.append([])
+        if repeat == 0:  # what was before was a warm-up
+            firsts = {name: [] for name in seconds}
         for at in range(0, cell.num_sounds, cell.batch_size):
             part = slice(at, at + cell.batch_size)
             order = list(sides)[:: 1 if (repeat + at) % 2 == 0 else -1]
@@ -158,7 +160,7 @@ def measure_cell(
     return {
         "void": is_void([pooled_ratio(flat(taken[PLAIN]), flat(taken[CONTROL])).value]),
         "seconds": taken,
-        "first": {name: median(values[len(values) // (timing.repeats + 1) :]) for name, values in firsts.items()},
+        "first": {name: median(values) for name, values in firsts.items()},
         "encoder": encoder[1:],
         "tokens": written,
         "summaries": {name: asdict(one) for name, one in summaries.items()},

@@ -10,7 +10,7 @@ from benchmarks.__main__ import main
 from benchmarks.inflate import repeated
 from benchmarks.inflate.command import write
 from benchmarks.inflate.widths import count_parameters
-from paceline.models.loading import load
+from paceline.models.loading import ModelError, load
 from tests.models.encoder_decoders import context, pair, transformers_model
 
 IDS = torch.tensor([[3, 5, 40, 22]])
@@ -38,15 +38,17 @@ def test_a_repeated_whisper_computes_the_same(tmp_path):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["LAST", "TABLES", "SOUND"])
-def test_every_part_is_treated_as_what_it_is(name, monkeypatch):
+def test_the_last_norm_is_shared_among_what_the_head_reads(monkeypatch):
     lm, frames = pair("whisper")[1], context("whisper", 5).inputs["input_features"][None]
-    monkeypatch.setattr(repeated, name, () if name != "SOUND" else "")
-    try:
-        found = logits(repeated.repeat(lm, 2), frames)
-    except Exception:  # of another shape
-        return
-    assert (found - logits(lm, frames)).abs().max() > 1e-3
+    monkeypatch.setattr(repeated, "LAST", ())
+    torch.testing.assert_close(logits(repeated.repeat(lm, 2), frames), 2 * logits(lm, frames), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "nothing"), [("TABLES", ()), ("SOUND", "")])
+def test_ids_places_and_features_are_not_repeated(name, nothing, monkeypatch):
+    monkeypatch.setattr(repeated, name, nothing)
+    with pytest.raises(ModelError, match="has shape"):
+        repeated.repeat(pair("whisper")[1], 2)
 
 
 def test_the_factor_is_that_of_the_nearest_size():
