@@ -212,7 +212,7 @@ class TrainConfig(_LoopSettings, _Models):
             raise ValueError("a draft model is trained on a frozen target; give target.path alone")
         self._check_hidden_states()
         self._check_joint()
-        self._check_layers()
+        self._check_sources()
         names = [head.directory for head in self.heads]
         duplicates = sorted({name for name in names if names.count(name) > 1})
         if duplicates:
@@ -263,8 +263,8 @@ class TrainConfig(_LoopSettings, _Models):
                 "schedule.steps; give more steps, or begin earlier"
             )
 
-    def _check_layers(self) -> None:
-        """Raise ValueError for what copied decoder layers cannot be trained with."""
+    def _check_sources(self) -> None:
+        """Raise ValueError for what cannot be trained with pairs, or with copied decoder layers."""
         pairs = [source.kind for source in self.data.sources if isinstance(source, PairsSource | SoundsSource)]
         copies = self.draft is not None and self.draft.layers is not None
         if not copies and not pairs:
