@@ -50,7 +50,7 @@ from paceline.train.tasks.terms import next_token_term
 SEED, ROWS, NOISE = 2030, 8, 0.05
 VOCAB = 51_865  # of Whisper-small: what is beyond the speech's own tokens is never chosen
 NUM_MIXED = 16  # known tokens whose mean an unused one is
-NUM_SOUNDS, NUM_HELD_OUT, NUM_MEASURED = 160, 16, 16
+NUM_SOUNDS, NUM_MEASURED = 176, 16
 PROMPT = 4  # tokens before the syllables
 WIDTH = 64
 SIZES: dict[str, Any] = {
@@ -77,10 +77,11 @@ RUN = LoopConfig(
 )
 DISTIL: dict[str, Any] = {
     "draft": {"layers": [0, -1]},
-    "loss": {"terms": {"ce": 1.0, "kl": 0.8}},
+    "loss": {"terms": {"text": 1.0, "kl": 0.8}},
     "optimiser": {"learning_rate": 1e-3},
     "schedule": {"steps": 200, "warmup": 20},
-    "batch": {"rows": ROWS},
+    "batch": {"rows": ROWS, "length": PROMPT + LONGEST + 1},
+    "validation": {"every": 50, "prompts": 8, "tokens": LONGEST, "k": 5},
     "precision": "fp32",
 }
 
@@ -207,7 +208,7 @@ def train(work: Path) -> None:
 def speak(work: Path) -> None:
     """Sounds to distil from and to measure with, and what is said in them."""
     made = tokenizer()
-    for name, count in (("train", NUM_SOUNDS), ("held_out", NUM_HELD_OUT), ("measured", NUM_MEASURED)):
+    for name, count in (("distilled", NUM_SOUNDS), ("measured", NUM_MEASURED)):
         folder = work / name
         folder.mkdir(parents=True, exist_ok=True)
         batch = Speech(made.get_vocab(), rows=count, seed=SEED + 2 + len(name)).batch(0, range(count))
@@ -223,21 +224,18 @@ def speak(work: Path) -> None:
 
 def distil(work: Path) -> None:
     """The draft, by what the target itself writes down."""
-    pairs: list[str] = []
-    for name in ("train", "held_out"):
-        path = work / f"{name}.jsonl"
-        _paceline(
-            *("data", "regenerate", str(work / name / "said.jsonl"), "--model", str(work / "target")),
-            *("--output", str(path)),
-        )
-        pairs.append(str(path))
-    sources = [
-        {"kind": "sounds", "paths": [path], "split": split}
-        for path, split in zip(pairs, ("train", "validation"), strict=True)
-    ]
+    data = {"packing": "documents", "cache": str(work / "cache")}
+    said = {**data, "sources": [{"kind": "sounds", "paths": [str(work / "distilled" / "said.jsonl")]}]}
+    (work / "sounds.yaml").write_text(yaml.safe_dump(said), encoding="utf-8")
+    own = work / "own.jsonl"
+    _paceline(
+        *("data", "regenerate", str(work / "sounds.yaml"), "--model", str(work / "target")),
+        *("--temperature", "0", "--output", str(own)),
+    )
+    sources = [{"kind": "sounds", "paths": [str(own)]}]
     recipe = {
         "target": {"path": str(work / "target")},
-        "data": {"sources": sources, "cache": str(work / "cache")},
+        "data": {**data, "sources": sources, "validation": {"share": 0.1, "by": "document"}},
         **DISTIL,
         "output": str(work / "draft-run"),
     }
