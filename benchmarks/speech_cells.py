@@ -116,7 +116,7 @@ def measure_cell(
 
     def first(name: str, part: slice) -> float:
         made, prompts = engine(name), windows.prompts(part)
-        return timed(lambda: made.submit(prompts, replace(params, max_tokens=1)).results())
+        return timed(lambda: made.submit(prompts, replace(params, max_tokens=1)).drain())
 
     seconds: dict[str, list[list[float]]] = {name: [] for name in (*sides, *peers)}
     firsts: dict[str, list[float]] = {name: [] for name in (*sides, *peers)}
@@ -143,8 +143,7 @@ def measure_cell(
             for name, one in done.items():
                 seconds[name][-1].append(one.seconds)
                 firsts[name].append(first(name, part))
-            contexts = [Context({FEATURES: features}) for features in windows.features[part]]
-            encoder[-1].append(timed(partial(_native(sides[PLAIN][0]).encode, contexts)))
+            encoder[-1].append(timed(partial(_encode, _native(sides[PLAIN][0]), windows.features[part])))
             outputs = [tuple(token for token in row if token != eos) for row in done[PLAIN].tokens]
             for name, call in peers.items():
                 start = timing.clock()
@@ -166,6 +165,11 @@ def measure_cell(
         "summaries": {name: asdict(one) for name, one in summaries.items()},
         "equal": {name: sum(same) / len(same) for name, same in equal.items()},
     }
+
+
+def _encode(lm: EncoderDecoderLM, windows: Sequence[torch.Tensor]) -> None:
+    """Encode windows, and keep nothing: states of a context that lives are not made again for an equal one."""
+    lm.encode([Context({FEATURES: features}) for features in windows])
 
 
 def _native(loaded: Loaded) -> EncoderDecoderLM:

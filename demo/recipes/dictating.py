@@ -92,7 +92,7 @@ def beginning(ids: dict[str, int]) -> EncoderDecoderLM:
 
     Positions of the decoder are waves like the encoder's, at the middle of the syllable that comes next, and queries
     and keys compare them; the first and last layers take what they find there as it is. Layers add little at first.
-    What the encoder hears is as large as its waves: where waves are much larger, hundreds of steps learn nothing of it.
+    What the encoder hears stands out among its waves: where it is ten times smaller, hundreds of steps learn nothing.
     """
     torch.manual_seed(SEED)
     config = WhisperConfig(**SIZES, **layout(ids), init_std=0.05)

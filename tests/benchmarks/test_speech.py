@@ -1,9 +1,12 @@
 """The study of speech, on a checkpoint with random weights: what it measures, what it shows, and what it refuses."""
 
+from collections import Counter
+
 import pytest
 import soundfile
 
 from benchmarks.__main__ import main
+from paceline.models.native.encoder_decoder import EncoderDecoderLM
 from tests.benchmarks.command import records_of
 from tests.speech.checkpoints import RATE, near, sound, whisper
 
@@ -16,6 +19,23 @@ def study(tmp_path):
     paths = {"target": whisper().directory, "draft": near().name, "sounds": tmp_path, "output": tmp_path / "raw.jsonl"}
     words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
     return ["speech", *words, *"--num-sounds 2 --batch 1,2 --max-tokens 8 --repeats 2 --dtype float32".split()]
+
+
+def test_every_side_encodes_its_windows_in_every_decoding(study, monkeypatch):
+    """And for the first token: states that another decoding still holds would make a side faster."""
+    encoded: Counter[int] = Counter()
+    encode = EncoderDecoderLM._encode
+
+    def counted(self, contexts):
+        encoded[id(self)] += len(contexts)
+        return encode(self, contexts)
+
+    monkeypatch.setattr(EncoderDecoderLM, "_encode", counted)
+    assert main([*study, "--peers", "float32"]) == 0
+    decodings, windows = 2 * 3, 2  # of each batch size: a warm-up and two repeats
+    once = 2 * decodings * windows  # whole outputs, and first tokens
+    plain = once + decodings * windows  # and the encoder alone
+    assert sorted(encoded.values()) == [once, once, once, plain], "control, both models of drafted, and plain"
 
 
 def test_sides_and_transformers_are_measured_part_by_part(study, tmp_path, capsys):
