@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters bench-corrections experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads zoo zoo-train clean
+.PHONY: demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters bench-corrections bench-speech experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads zoo zoo-train clean
 
 $(RUNS): pyproject.toml constraints.txt demo/pyproject.toml
 	@echo "Installing Paceline, PyTorch and the embedded models into $(VENV): about a minute, and what is to be downloaded"
@@ -144,6 +144,23 @@ bench-drafters: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-edit-200M  ## Al
 bench-gpu: $(STAMP)  ## A target of 8 billion parameters made on a GPU: plain beside its bandwidth, drafted beside transformers
 	$(BIN)/python -m benchmarks gpu --output docs/benchmarks/gpu.jsonl
 
+# Whisper's layout at the size of its small one, and a draft of two of its decoder's layers, from models of a made-up speech.
+SPEECH := build/speech
+
+$(SPEECH)/target-51865: | $(STAMP)
+	$(BIN)/python demo/recipes/dictating.py $(SPEECH)
+
+$(MODELS)/whisper-%: | $(SPEECH)/target-51865
+	rm -rf $@.part && mkdir -p $(MODELS)
+	$(BIN)/python -m benchmarks inflate --model $(SPEECH)/$(if $(findstring draft,$*),draft,target)-51865 --dtype bfloat16 \
+	  --name whisper-syllables --parameters $(if $(findstring draft,$*),104M,198M) --output $@.part
+	mv $@.part $@
+
+bench-speech: export OMP_NUM_THREADS := 1
+bench-speech: $(STAMP) $(MODELS)/whisper-200M $(MODELS)/whisper-draft  ## Whisper's layout with a draft that shares its encoder, beside plain decoding and transformers (an hour; goes on after an interruption)
+	$(BIN)/python -m benchmarks speech --target $(MODELS)/whisper-200M --draft $(MODELS)/whisper-draft \
+	  --sounds $(SPEECH)/measured --max-tokens 96 --repeats 2 --processor-time --output $(REPORTS)/speech.jsonl
+
 bench-corrections: export OMP_NUM_THREADS := 1
 bench-corrections: $(STAMP) $(MODELS)/target-correct  ## Copies from what an encoder reads beside plain decoding, at batch 1 and 8 (some minutes; goes on after an interruption)
 	$(BIN)/python -m benchmarks drafters --target $(MODELS)/target-correct --suites correct --dtype float32 \
@@ -197,12 +214,14 @@ docs-outputs: $(STAMP)  ## Run the commands that the documentation shows and tha
 demo-models: $(STAMP)  ## Train the embedded pair again (an hour or two on a CPU; resumable)
 	$(BIN)/python demo/recipes/models.py build/demo-models
 
-# Written to build/heads/run/early_exit and .../prophet, which the package has under demo/src/paceline_demo.
-demo-heads: $(STAMP)  ## Train the heads of the embedded target again (half an hour on one core; resumable)
+# Written to build/heads/early_exit/early_exit and build/heads/prophet/prophet, which the package has under
+# demo/src/paceline_demo.
+demo-heads: $(STAMP)  ## Train the heads of the embedded target again (half an hour on a core, and minutes on a GPU or hours; resumable)
 	mkdir -p build/heads
-	$(BIN)/paceline data regenerate demo/recipes/texts.yaml --model $(PAIR)/target --dtype bfloat16 --num-prompts 3072 \
+	$(BIN)/paceline data regenerate demo/recipes/texts.yaml --model $(PAIR)/target --dtype bfloat16 --num-prompts 8192 \
 	  --batch-size 64 --output build/heads/own.npy
-	$(BIN)/paceline train demo/recipes/heads.yaml
+	$(BIN)/paceline train demo/recipes/early_exit.yaml
+	$(BIN)/paceline train demo/recipes/prophet.yaml
 
 # Each head resumes from its last checkpoint; ZOO_OPTIONS="--only eagle3" trains one.
 zoo-train: $(STAMP)  ## Train every kind of draft head for the embedded target, 40 minutes of one core each (hours; resumable)

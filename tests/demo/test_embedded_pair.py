@@ -75,7 +75,7 @@ def test_each_head_ships_whole_and_is_about_a_megabyte(directory):
     assert {path.name for path in directory.iterdir()} == {"README.md", "config.json", "model.safetensors"}
     assert sum(path.stat().st_size for path in directory.iterdir()) < 1.5 * 10**6
     card = (directory / "README.md").read_text(encoding="utf-8")
-    assert "tokens per step, greedy, k = 5" in card and "PSF" in card
+    assert "tokens per step, greedy, k = " in card and "PSF" in card
 
 
 @pytest.mark.parametrize("given", ["draft", *HEADS], ids=lambda given: getattr(given, "name", given))
