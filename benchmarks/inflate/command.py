@@ -17,7 +17,7 @@ from paceline.models.loading import ModelError, configure, dtype_name, load, rea
 from paceline.models.native.decoder import DecoderLM
 
 COMPANIONS = ("tokenizer*", "generation_config.json", "special_tokens_map.json", "chat_template.jinja", "vocab.json")
-COMPANIONS += ("merges.txt", "LICENSE*", "NOTICE*", "preprocessor_config.json", "processor_config.json")
+COMPANIONS += ("merges.txt", "LICENSE*", "NOTICE*", "preprocessor_config.json", "processor_config.json", DRAFT_VOCAB)
 SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9}
 DTYPES = {dtype_name(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)}
 

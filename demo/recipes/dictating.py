@@ -38,6 +38,7 @@ from syllables import (
 from torch import Tensor
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
+from paceline.models.draft_vocab import write_draft_vocab
 from paceline.models.from_transformers import from_transformers
 from paceline.models.loading import load, read_config, save
 from paceline.models.native.encoder_decoder import EncoderDecoderLM
@@ -49,6 +50,7 @@ from paceline.train.tasks.terms import next_token_term
 
 SEED, ROWS, NOISE = 2030, 8, 0.05
 VOCAB = 51_865  # of Whisper-small: what is beyond the speech's own tokens is never chosen
+NUM_DRAFTED = 8_192  # of them, by the draft
 NUM_MIXED = 16  # known tokens whose mean an unused one is
 NUM_SOUNDS, NUM_MEASURED = 176, 16
 PROMPT = 4  # tokens before the syllables
@@ -246,7 +248,9 @@ def distil(work: Path) -> None:
 
 
 def widen(work: Path) -> None:
-    """Both with as many token ids as Whisper-small, in ``target-51865`` and ``draft-51865``."""
+    """Both with as many token ids as Whisper-small, in ``target-51865`` and ``draft-51865``, of which the draft drafts
+    some: the speech's own, and unused ones.
+    """
     unused = VOCAB - len(tokenizer().get_vocab())
     for name, folder in (("target", work / "target"), ("draft", work / "draft-run" / "draft")):
         raw = read_config(folder) | layout(tokenizer(unused).get_vocab())
@@ -255,6 +259,10 @@ def widen(work: Path) -> None:
         model.embed.weight = torch.nn.Parameter(with_unused(table, unused), requires_grad=False)
         save(model, raw, work / f"{name}-{VOCAB}", dtype=torch.float32)
         write_files(work / f"{name}-{VOCAB}", unused)
+    text = FIRST + 2 * len(SYLLABLES)
+    special = torch.arange(text + unused, VOCAB)
+    drafted = torch.cat((torch.arange(NUM_DRAFTED - len(special)), special))
+    write_draft_vocab(work / f"draft-{VOCAB}", drafted)
 
 
 def with_unused(table: Tensor, count: int) -> Tensor:

@@ -66,16 +66,21 @@ def cross(target, **options):
     return ModelDrafter(lm=draft_of(target), vocab=vocab(), **options)
 
 
-@pytest.fixture
-def crossed(monkeypatch):
-    """The suites of every drafter, with the draft of another vocabulary in place of the draft model."""
-    monkeypatch.setattr(harness, "tiny_drafter", lambda name, target: cross(target))
+def in_place_of_the_model(monkeypatch, make):
+    """The suites of every drafter, with the drafter that ``make`` gives for a target in place of the draft model."""
+    monkeypatch.setattr(harness, "tiny_drafter", lambda name, target: make(target))
     for module in (test_conformance, test_options):
         monkeypatch.setattr(module, "guessable_target", lambda name: models.looping_target())
     for module in (test_conformance, test_options, test_gates, test_guidance):
         for name in ("tiny_drafter", "new"):
             if name in vars(module):
-                monkeypatch.setattr(module, name, lambda drafter, target=None: cross(target or models.target()[1]))
+                monkeypatch.setattr(module, name, lambda drafter, target=None: make(target or models.target()[1]))
+
+
+@pytest.fixture
+def crossed(monkeypatch):
+    """With the draft of another vocabulary."""
+    in_place_of_the_model(monkeypatch, cross)
 
 
 @pytest.mark.parametrize("first", [FIRST, None])

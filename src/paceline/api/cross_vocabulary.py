@@ -6,11 +6,12 @@ from typing import cast, final
 from paceline.api.loading import Loaded, runnable
 from paceline.api.named import name_of, read_options
 from paceline.core.tree import Draw
-from paceline.draft_heads.vocab_map import MappedVocab
+from paceline.draft_heads.vocab_map import MappedVocab, ReducedVocab
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.host import HostDrafting
 from paceline.drafters.tree.shapes import Shape
+from paceline.models.draft_vocab import with_draft_vocab
 from paceline.models.shared_encoder import reading_from
 from paceline.text.intersection import Intersection, intersect
 from paceline.text.retokenizer import Retokenizer
@@ -89,7 +90,8 @@ def build_model_drafter(
 ) -> Drafter:
     """A drafter with the model ``draft``, by ``choose_exchange``; see ``ModelDrafter`` for shape and draws.
 
-    A draft whose encoder equals the target's reads the target's states.
+    A draft whose encoder equals the target's reads the target's states. One with a draft vocabulary drafts that alone
+    where the vocabularies are the same.
 
     Raises ValueError for models on different devices, for what ``choose_exchange`` refuses, and for a shape or draws
     other than chains of fixed tokens where drafts are exchanged as text.
@@ -103,7 +105,12 @@ def build_model_drafter(
     draft = replace(draft, lm=reading_from(draft.lm, target.lm))
     found = exchange.intersection
     if found is None:
-        return DRAFTERS.find("model")(lm=runnable(draft), shape=shape, draws=draws)
+        vocab = None
+        if draft.draft_ids is not None:
+            ids, last = draft.draft_ids.to(draft.lm.device), draft.lm.vocab_size - 1
+            vocab = ReducedVocab(ids, target_size=target.lm.vocab_size, last_read=last)
+            draft = replace(draft, lm=with_draft_vocab(draft.lm, ids))
+        return DRAFTERS.find("model")(lm=runnable(draft), shape=shape, draws=draws, vocab=vocab)
     if exchange.way == TLI:
         vocab = MappedVocab(
             target_ids=found.target_ids,

@@ -15,6 +15,7 @@ from paceline.models.backend import fastest, pack_weights
 from paceline.models.base import LM
 from paceline.models.batch_invariance import find_batch_dependence
 from paceline.models.directory import ModelError, is_hub_id
+from paceline.models.draft_vocab import read_draft_vocab
 from paceline.models.families import FAMILIES
 from paceline.models.families.base import InvalidConfig
 from paceline.models.from_transformers import TransformersModel
@@ -40,7 +41,8 @@ class Loaded:
     reads, where its tokens are not those of the output (None: ``tokenizer`` is). ``name`` is the directory, the Hub id
     or the class, ``config`` the content of config.json. ``start`` are the tokens that the output of an encoder-decoder
     begins with. ``enforce_eager`` turns off faster implementations of the forward;
-    ``exact`` refuses verifiers whose tokens may differ from plain decoding.
+    ``exact`` refuses verifiers whose tokens may differ from plain decoding. ``draft_ids`` [D] (None: all) are those that
+    it drafts where it is a draft model (models/draft_vocab).
     """
 
     lm: LM
@@ -53,6 +55,7 @@ class Loaded:
     exact: bool = False
     start: tuple[int, ...] = ()
     source_tokenizer: Tokenizer | None = None
+    draft_ids: torch.Tensor | None = None
 
     def with_tokenizer(self, tokenizer: Tokenizer | None) -> "Loaded":
         """The same model with ``tokenizer`` for what it reads, and says if that has the same tokens."""
@@ -244,6 +247,7 @@ def _from_files(
         dtype=lm.dtype,
         config=config,
         start=read_start(path) if lm.context_inputs else (),
+        draft_ids=read_draft_vocab(path, lm.vocab_size),
     )
     return found.with_tokenizer(tokenizer)
 

@@ -4,14 +4,13 @@ V the target's vocabulary, D the draft's.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Self, final
 
 import torch
 from torch import Tensor, nn
 
-from paceline.core.host import integers
 from paceline.draft_heads.vocab_map import MappedVocab
+from paceline.models.draft_vocab import check_draft_ids
 from paceline.models.native.decoder import DecoderLM
 
 
@@ -45,17 +44,10 @@ class DraftVocab(nn.Module):
 
     def set_ids(self, ids: Tensor | Sequence[int]) -> None:
         """Replace the ids. Raises ValueError for another number, and for ids that do not ascend or are out of range."""
-        size, known = len(self._known), ids
-        if isinstance(known, Tensor):
-            if known.dtype != torch.int64 or known.dim() != 1:
-                raise ValueError(f"draft_ids: {tuple(known.shape)} of {known.dtype}, and the head has {size} integers")
-            known = integers(known)
-        if len(known) != size:
-            raise ValueError(f"draft_ids: {len(known)}, and the head has {size}")
-        ascending = all(one < other for one, other in pairwise(known))
-        if not ascending or not 0 <= known[0] <= known[-1] < self.target_size:
-            raise ValueError(f"draft_ids: give ascending ids of the target, 0 to {self.target_size - 1}")
-        self._known = list(known)
+        known = check_draft_ids(ids, self.target_size)
+        if len(known) != len(self._known):
+            raise ValueError(f"draft_ids: {len(known)}, and the head has {len(self._known)}")
+        self._known = known
         self.ids.copy_(torch.tensor(self._known, dtype=torch.int64, device=self.ids.device))
 
 

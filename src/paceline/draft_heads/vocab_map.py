@@ -19,7 +19,8 @@ class VocabMap(ABC):
 
     draft_size: int
     target_size: int
-    same_ids: bool  # an id that both vocabularies have is the same token in both
+    same_ids: bool  # the draft reads the target's ids: one that both vocabularies have is the same token in both
+    drafted: Tensor | None = None  # [D] target ids of the logits, where the draft reads more tokens than it drafts
     max_pieces: int = 1  # draft tokens that one of the target's makes at most
 
     @abstractmethod
@@ -61,6 +62,35 @@ class PaddedVocab(VocabMap):
 
     def spell(self, tokens: Sequence[int]) -> list[int]:
         return [min(token, self.draft_size - 1) for token in tokens]
+
+
+@final
+class ReducedVocab(VocabMap):
+    """The same tokenizer on both sides, and a draft model that reads all tokens and drafts ``ids`` [D] alone (FR-Spec,
+    2502.14856).
+
+    A target id that the draft does not have is read as ``last_read``, its last one. Raises ValueError for ids that the
+    target does not have.
+    """
+
+    same_ids = True
+
+    def __init__(self, ids: Tensor, *, target_size: int, last_read: int) -> None:
+        if integers(ids)[-1] >= target_size:
+            raise ValueError(f"draft ids to {integers(ids)[-1]}: the target has {target_size} tokens")
+        self.draft_size, self.target_size, self.drafted, self._last_read = len(ids), target_size, ids, last_read
+
+    def target_logits(self, logits: Tensor) -> Tensor:
+        """Each logit at its id."""
+        unfilled = logits.new_full((*logits.shape[:-1], self.target_size), -torch.inf)
+        assert self.drafted is not None
+        return unfilled.index_copy(-1, self.drafted, logits)
+
+    def draft_ids(self, tokens: Tensor) -> Tensor:
+        return tokens.clamp(max=self._last_read)
+
+    def spell(self, tokens: Sequence[int]) -> list[int]:
+        return [min(token, self._last_read) for token in tokens]
 
 
 @final

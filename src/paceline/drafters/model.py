@@ -38,9 +38,10 @@ class ModelDrafter(GrowingDrafter):
     Its cache commits the root itself, so after an ordinary step it lags by the root and, if the accepted path ended in
     a node that it never read, by that one. A row that outgrows the draft's context is not drafted for.
 
-    ``vocab`` maps its token ids to the target's (None: the same ids, and sizes that differ by padding at the end). All
-    that it counts and caches is in its own tokens: where it lacks one of the target's, it reads several in its place.
-    It drafts those that both have alone (TLI, 2502.05202), each of which is one token on either side.
+    ``vocab`` maps its token ids to the target's (None: the same ids, and sizes that differ by padding at the end), or
+    says which of them ``lm`` has logits of (models/draft_vocab). With other ids, all that it counts and caches is in its
+    own tokens: where it lacks one of the target's, it reads several in its place. It drafts those that both have alone
+    (TLI, 2502.05202), each of which is one token on either side.
     ``shape`` (None: a chain) is what it drafts, to the depth that a plan asks for. ``draws`` (None: all that the shape
     allows) limits how tokens are drawn. Raises ValueError if the shape allows none of them.
 
@@ -63,7 +64,7 @@ class ModelDrafter(GrowingDrafter):
     ) -> None:
         super().__init__(lm=lm, shape=shape, draws=draws, vocab=vocab)
         self.max_pieces = 1 if vocab is None else vocab.max_pieces
-        self.nests = vocab is None  # other token ids cannot be those of the stage above
+        self.nests = vocab is None or vocab.same_ids  # other token ids cannot be those of the stage above
 
     @property
     def slot_bytes(self) -> int:
@@ -178,7 +179,7 @@ class ModelDrafter(GrowingDrafter):
         if self.max_context < self.context.max_length:
             reads = reads & (batch.length <= self.max_context)
         count = torch.where(reads, batch.length - self.cache.length - 1, -1)
-        pending = PendingInputs(count=count, max_count=self.ordinary_lag - 1)
+        pending = PendingInputs(count=count, max_count=self.ordinary_lag - 1, own_ids=self.vocab_map.drafted)
         if not self.reader.draft_fused(batch, self.cache, pending, tokens, valid, greedy=greedy):
             return False
         self.cache.commit(count + 1)

@@ -168,12 +168,13 @@ class PendingInputs:
     input_projection: InputProjection | None = None  # applied to states; not with shared layers
     pairs: PairInput | None = None  # neither with shared layers nor an input projection
     depth_models: DepthModels | None = None  # in place of the LM, with one state per row; with nothing of the above
+    own_ids: Tensor | None = None  # [D] int64 the target ids of the LM's logits; None: the same
 
     @property
     def draft_ids(self) -> Tensor | None:
         """The target ids of the logits [D]; None: the same."""
         reads = self.pairs or self.depth_models
-        return None if reads is None else reads.draft_ids
+        return self.own_ids if reads is None else reads.draft_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

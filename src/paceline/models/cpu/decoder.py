@@ -163,6 +163,7 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
         """Assert that the inputs of fused drafting are laid out as the kernel reads them."""
         states, projection = pending.states, pending.input_projection
         dtype = self._kernel_model.embeddings.dtype
+        assert pending.depth_models or pending.draft_ids is None or len(pending.draft_ids) == self.vocab_size
         if states is not None:
             width = self.lm.config.hidden_size if projection is None else projection.product.in_features
             if pending.depth_models is not None:
@@ -171,7 +172,6 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
             assert states.shape[1] >= pending.max_count + (shared is not None)
         if pending.pairs is not None:
             assert states is not None and projection is None and shared is None
-            assert pending.pairs.draft_ids is None or len(pending.pairs.draft_ids) == self.vocab_size
         if pending.depth_models is not None:
             assert states is not None and pending.max_count == 1 and pending.pairs is projection is shared is None
         if shared is not None:

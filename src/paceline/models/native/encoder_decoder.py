@@ -93,7 +93,7 @@ class EncoderDecoderLM(DecoderLM):
         tokens = ContextInput(
             min_shape=(least,),
             max_shape=(most,),
-            vocab_size=config.vocab_size if own is None else own,
+            vocab_size=self.reads_from.embed.num_embeddings if own is None else own,
             is_source=True,
             other_vocab=own is not None,
             instead=instead,

@@ -115,7 +115,7 @@ void read_pending(StepMemory<T> &memory, const Model &model, const FusedDraft &d
     auto &valid = memory.valid, &ready = memory.ready;
     const bool pairs = call.pair;
     const int64_t rows = call.rows, nodes = draft.max_count + !pairs, width = draft.depth + 1;
-    const int64_t known = pairs ? model.tokens : model.vocab;  // the sequence's vocabulary may be padded
+    const int64_t known = pairs || draft.target_ids ? model.tokens : model.vocab;  // the sequence's may be padded
     tokens.assign(rows * nodes, 0), valid.assign(rows * nodes, 0), ready.assign(rows * nodes, 0), depth.resize(nodes);
     for (int64_t node = 0; node < nodes; node++) depth[node] = node;
     const T *root = draft.shared_layers ? read_shared_layers<T>(memory, draft, 0) : nullptr;

@@ -1,0 +1,84 @@
+"""Draft models that draft only some of their tokens: they read all, and their LM head has those rows alone (FR-Spec,
+2502.14856).
+
+V tokens of the draft model, D that it drafts, H hidden size.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from paceline.core.host import integers
+from paceline.models.backend import pack_layer
+from paceline.models.base import LM
+from paceline.models.directory import ModelError
+from paceline.models.native.decoder import DecoderLM
+from paceline.models.native.quantization import Int4Linear, Int8Linear
+
+FILE, IDS = "draft_vocab.safetensors", "draft_ids"  # beside the weights of a draft model, which others read as ever
+
+
+def check_draft_ids(ids: Tensor | Sequence[int], vocab_size: int) -> list[int]:
+    """``ids`` [D] on the host. Raises ValueError for what are no ascending ids below ``vocab_size``, and for none."""
+    if isinstance(ids, Tensor):
+        if ids.dtype != torch.int64 or ids.dim() != 1:
+            raise ValueError(f"{IDS}: {tuple(ids.shape)} of {ids.dtype}; give a vector of int64")
+        ids = integers(ids)
+    known = list(ids)
+    ascending = bool(known) and all(one < other for one, other in pairwise(known))
+    if not ascending or not 0 <= known[0] <= known[-1] < vocab_size:
+        raise ValueError(f"{IDS}: give ascending ids, at least one, of 0 to {vocab_size - 1}")
+    return known
+
+
+def read_draft_vocab(folder: Path, vocab_size: int) -> Tensor | None:
+    """The ids [D] that the model in ``folder`` drafts; None: all. Raises ModelError for a file that has none."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        found = load_file(path)[IDS]
+        check_draft_ids(found, vocab_size)
+    except Exception as error:  # safetensors has errors of its own, and OSError, KeyError and ValueError say as much
+        raise ModelError(f"{path}: {error}; write it again, or remove it, and the model drafts all tokens") from error
+    return found
+
+
+def write_draft_vocab(folder: Path, ids: Tensor) -> None:
+    """What ``read_draft_vocab`` reads."""
+    save_file({IDS: ids.cpu().contiguous()}, folder / FILE)
+
+
+@torch.no_grad()
+def with_draft_vocab(lm: LM, ids: Tensor) -> DecoderLM:
+    """``lm`` with logits [..., D] of ``ids`` [D]; all other weights are its own.
+
+    Raises ValueError for models that are not native, whose LM head is quantized, or that never generate some tokens.
+    """
+    if not isinstance(lm, DecoderLM):
+        raise ValueError(f"{FILE}: only models that run natively can draft some of their tokens; remove the file")
+    if isinstance(lm.head, Int8Linear | Int4Linear):
+        raise ValueError(f"{FILE}: the LM head is quantized; load the draft model without quantization")
+    if lm.num_generated is not None:
+        raise ValueError(f"{FILE}: this model generates {lm.num_generated} tokens as it is; remove the file")
+    chosen = torch.tensor(check_draft_ids(ids, lm.vocab_size), device=lm.device)
+    weight = lm.embed.weight if lm.head is None else lm.head.weight  # unpacked where it is packed
+    assert isinstance(weight, Tensor)
+    rows = weight[chosen].detach().clone()
+    head = nn.Linear(rows.shape[1], len(rows), bias=False, device="meta")
+    head.weight = nn.Parameter(rows, requires_grad=False)
+    found = copy(lm)
+    packed = next((layer for layer in lm.blocks.modules() if isinstance(layer, nn.Linear)), None)
+    found._modules, found._parameters = dict(lm._modules), dict(lm._parameters)
+    found.head = head if type(packed) is nn.Linear else pack_layer(head, lm.dtype)
+    if lm.logits_bias is not None:
+        found.logits_bias = nn.Parameter(lm.logits_bias[chosen], requires_grad=False)
+    found.vocab_size = len(chosen)
+    found.config = replace(lm.config, vocab_size=len(chosen), tied_head=False)
+    return found
