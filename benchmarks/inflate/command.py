@@ -13,6 +13,7 @@ from benchmarks.inflate import repeated
 from benchmarks.inflate.vocabulary import widen_vocabulary
 from benchmarks.inflate.widths import count_parameters
 from benchmarks.study import option
+from paceline.models.draft_vocab import FILE as DRAFT_VOCAB
 from paceline.models.loading import ModelError, configure, dtype_name, load, read_config, save
 from paceline.models.native.decoder import DecoderLM
 

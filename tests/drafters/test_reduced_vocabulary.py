@@ -128,7 +128,7 @@ def test_a_file_beside_the_weights_of_a_draft_is_honoured(tmp_path):
     some, all_tokens = (generate(target, "def add(", drafter=given, **options) for given in (own, draft))
     assert some[0].token_ids == plain[0].token_ids
     assert 1.5 < total(some).mean_acceptance_length <= total(all_tokens).mean_acceptance_length
-    drafter = build_drafter(target, own)
+    drafter = build_drafter(own, target=target)
     assert isinstance(drafter, ModelDrafter) and drafter.lm.vocab_size == len(common)
 
 

@@ -41,8 +41,8 @@ class Loaded:
     reads, where its tokens are not those of the output (None: ``tokenizer`` is). ``name`` is the directory, the Hub id
     or the class, ``config`` the content of config.json. ``start`` are the tokens that the output of an encoder-decoder
     begins with. ``enforce_eager`` turns off faster implementations of the forward;
-    ``exact`` refuses verifiers whose tokens may differ from plain decoding. ``draft_ids`` [D] (None: all) are those that
-    it drafts where it is a draft model (models/draft_vocab).
+    ``exact`` refuses verifiers whose tokens may differ from plain decoding. ``draft_ids`` [D] (None: all) are those
+    that it drafts where it is a draft model (models/draft_vocab).
     """
 
     lm: LM

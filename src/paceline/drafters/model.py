@@ -39,9 +39,9 @@ class ModelDrafter(GrowingDrafter):
     a node that it never read, by that one. A row that outgrows the draft's context is not drafted for.
 
     ``vocab`` maps its token ids to the target's (None: the same ids, and sizes that differ by padding at the end), or
-    says which of them ``lm`` has logits of (models/draft_vocab). With other ids, all that it counts and caches is in its
-    own tokens: where it lacks one of the target's, it reads several in its place. It drafts those that both have alone
-    (TLI, 2502.05202), each of which is one token on either side.
+    says which of them ``lm`` has logits of (models/draft_vocab). With other ids, all that it counts and caches is in
+    its own tokens: where it lacks one of the target's, it reads several in its place. It drafts those that both have
+    alone (TLI, 2502.05202), each of which is one token on either side.
     ``shape`` (None: a chain) is what it drafts, to the depth that a plan asks for. ``draws`` (None: all that the shape
     allows) limits how tokens are drawn. Raises ValueError if the shape allows none of them.
 

@@ -39,6 +39,7 @@ class DraftSection(Section):
     path: str | None = None
     config: dict[str, Any] | None = None
     layers: tuple[int, ...] | None = None  # of the target, negative ones from its last; None: a model of its own
+    vocab_size: PositiveInt | None = None  # tokens that it drafts, the most frequent of the training data; None: all
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:

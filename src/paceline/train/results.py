@@ -10,6 +10,7 @@ import torch
 from paceline.draft_heads.files import save_head
 from paceline.models.copied_layers import with_encoder
 from paceline.models.directory import TUNED_FROM
+from paceline.models.draft_vocab import write_draft_vocab
 from paceline.models.fingerprint import Fingerprint, fingerprint
 from paceline.models.loading import save
 from paceline.models.native.decoder import DecoderLM
@@ -66,6 +67,8 @@ class Results:
         if isinstance(task, Distillation):
             assert self.draft is not None
             self._write_model(self._whole(task.draft), self.draft, DRAFT)
+            if task.draft_ids is not None:
+                write_draft_vocab(output / DRAFT, task.draft_ids)
             written.append(DRAFT)
         if isinstance(task, DraftHeadTask):
             target = self.fingerprint or fingerprint(task.target)

@@ -84,7 +84,7 @@ class Run:
         self.data = self.strategy.main_first(self._prepare)  # the others find everything tokenised
         check_lengths(config, self.target.lm.max_positions)
         self.task = build_task(config, self.target, self.draft)
-        choose_draft_vocabs(self.task, self.data)
+        choose_draft_vocabs(self.task, self.data, config.draft)
         self.states = None
         if config.hidden_states is not None:
             self.states = StoredStates(config, task=self.task, data=self.data, strategy=self.strategy)

@@ -157,8 +157,17 @@ def build_trained_head(section: HeadSection, target: DecoderLM, *, seed: int, in
     )
 
 
-def choose_draft_vocabs(task: Task, data: PreparedData) -> None:
-    """Give heads with a draft vocabulary the tokens that are most frequent in the training data (2503.01840)."""
+def choose_draft_vocabs(task: Task, data: PreparedData, draft: DraftSection | None = None) -> None:
+    """Give heads with a draft vocabulary, and a ``draft`` model with one, the tokens that are most frequent in the
+    training data (2503.01840, 2502.14856). Raises ValueError for a size beyond the vocabulary.
+    """
+    if isinstance(task, Distillation) and draft is not None and draft.vocab_size is not None:
+        size = task.frozen.vocab_size
+        if draft.vocab_size > size:
+            raise ValueError(
+                f"draft.vocab_size={draft.vocab_size}: the target has {size} tokens; give less, or leave it out"
+            )
+        task.draft_ids = most_frequent(torch.from_numpy(data.token_counts(size)), draft.vocab_size)
     if not isinstance(task, DraftHeadTask):
         return
     heads = [trained.head for trained in task.trained_heads if trained.head.draft_ids is not None]

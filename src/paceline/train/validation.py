@@ -7,10 +7,12 @@ import torch
 
 from paceline.core.request import Request
 from paceline.draft_heads.base import DraftHead
+from paceline.draft_heads.vocab_map import ReducedVocab
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter
 from paceline.models.base import LM
+from paceline.models.draft_vocab import with_draft_vocab
 from paceline.models.native.decoder import DecoderLM
 from paceline.train.acceptance import Acceptance, measure_requests, validation_samplings
 from paceline.train.batches import Batches
@@ -25,6 +27,15 @@ NUM_BATCHES = 4  # of held-out text
 def drafter_of(head: DraftHead) -> Drafter:
     """The drafter that serves ``head``."""
     return DRAFTERS.find(head.kind)(head=head)
+
+
+def draft_model_of(task: Distillation) -> Drafter:
+    """The drafter that serves the draft model of ``task``."""
+    if task.draft_ids is None:
+        return ModelDrafter(lm=task.draft)
+    ids, size = task.draft_ids.to(task.draft.device), task.frozen.vocab_size
+    vocab = ReducedVocab(ids, target_size=size, last_read=size - 1)
+    return ModelDrafter(lm=with_draft_vocab(task.draft, ids), vocab=vocab)
 
 
 @final
@@ -53,7 +64,7 @@ class Validation:
             loss = text_loss(task.model, self.held_out)
             return Score(value=-loss, metrics={"validation.loss": loss})
         if isinstance(task, Distillation):
-            return _score({"draft": self._measure(task.frozen, ModelDrafter(lm=task.draft))})
+            return _score({"draft": self._measure(task.frozen, draft_model_of(task))})
         assert isinstance(task, DraftHeadTask)
         by_head = {trained.name: self._measure(task.target, self.serve(trained.head)) for trained in task.trained_heads}
         score = _score(by_head)

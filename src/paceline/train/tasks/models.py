@@ -55,6 +55,7 @@ class Distillation(Task):
             draft.embed.requires_grad_(False)
         self._target = (target,)  # in a tuple, so that it is not a submodule
         self.loss = loss
+        self.draft_ids: Tensor | None = None  # [D] what it drafts once it is trained, of all tokens; None: all
 
     @property
     def frozen(self) -> DecoderLM:

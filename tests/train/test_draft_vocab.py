@@ -1,0 +1,81 @@
+"""Draft models trained to draft some tokens: which, that validations know it, what is written, and refusals."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from paceline.api import Engine, SamplingParams, load, total
+from paceline.models.draft_vocab import FILE, IDS
+from paceline.text.loops import is_looping
+from paceline.train.config_file import read_train_config
+from paceline.train.run import Run
+from paceline.train.validation import draft_model_of
+from tests import tiny
+from tests.train.configs import recipe, train, write_target
+from tests.train.pairs import recipe as paired_recipe
+from tests.train.pairs import teacher
+
+SIZE = 40
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_target(tmp_path)
+
+
+def distillation(folder, output, size=SIZE, **fields):
+    raw = {**yaml.safe_load((folder / "target" / "config.json").read_text()), "num_hidden_layers": 1}
+    chosen = {"draft": {"config": raw, "vocab_size": size}, "heads": []}
+    return recipe(folder, output, **chosen, optimiser={"learning_rate": 0.005}, **fields)
+
+
+def test_the_most_frequent_tokens_are_drafted_and_validations_know_it(folder, tmp_path):
+    path = distillation(folder, tmp_path / "run", schedule={"steps": 40})
+    assert train(path) == 0
+    draft = tmp_path / "run" / "draft"
+    counts = np.bincount(np.load(folder / "train.npy").ravel(), minlength=tiny.VOCAB)
+    wanted = sorted(sorted(range(tiny.VOCAB), key=lambda token: (-counts[token], token))[:SIZE])
+    assert load_file(draft / FILE)[IDS].tolist() == wanted
+    assert load(draft).lm.vocab_size == tiny.VOCAB, "the checkpoint is whole"
+    run = Run(config=read_train_config(path))
+    assert draft_model_of(run.task).lm.vocab_size == SIZE
+    engine = Engine(load(folder / "target"), drafter=draft, num_draft_tokens=3, batch_size=8)
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    results = [one for one in engine.generate(run.data.prompts(8, 4).tolist(), params) if not is_looping(one.tokens)]
+    saved = json.loads((max((tmp_path / "run" / "best").iterdir()) / "meta.json").read_text())["measures"]
+    length = total(results).mean_acceptance_length
+    assert length == pytest.approx(saved["validation.draft.greedy.tokens_per_step"], rel=0.05) and length > 1.2
+
+
+def test_a_draft_that_shares_the_encoder_has_one_too(tmp_path):
+    validation = {"every": 2, "prompts": 2, "tokens": 8, "k": 2}
+    fields = {"draft": {"layers": [0, -1], "vocab_size": 56}, "schedule": {"steps": 2, "warmup": 0}}
+    assert train(paired_recipe(tmp_path, validation=validation, **fields)) == 0
+    target, draft = load(teacher("bart")), load(tmp_path / "run" / "draft")
+    assert draft.draft_ids is not None and len(draft.draft_ids) == 56
+    assert set(target.eos) <= set(draft.draft_ids.tolist()), "every output has its end"
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    plain, drafted = (
+        Engine(target, drafter=drafter, num_draft_tokens=count).generate(["one two three"], params)
+        for drafter, count in ((None, "auto"), (draft, 3))
+    )
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+    assert total(drafted).mean_acceptance_length > 1
+
+
+def test_more_tokens_than_there_are_and_another_number_on_resuming_are_refused(folder, tmp_path, capsys):
+    assert train(distillation(folder, tmp_path / "run", size=tiny.VOCAB + 1)) == 2
+    assert f"draft.vocab_size={tiny.VOCAB + 1}: the target has {tiny.VOCAB} tokens" in capsys.readouterr().err
+    ended = {"schedule": {"steps": 2, "warmup": 0}, "checkpoints": {"every": 1}}
+    assert train(distillation(folder, tmp_path / "other", **ended)) == 0
+    assert train(distillation(folder, tmp_path / "other", size=SIZE + 1, **ended)) == 2
+    assert "draft.vocab_size" in capsys.readouterr().err
+
+
+def test_all_tokens_are_drafted_without_a_size(folder, tmp_path):
+    run = Run(config=read_train_config(distillation(folder, tmp_path / "run", size=None)))
+    assert draft_model_of(run.task).lm is run.task.draft and torch.is_tensor(run.task.draft.embed.weight)
