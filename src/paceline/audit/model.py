@@ -146,8 +146,10 @@ def result_probs(lm: LM, result: Result) -> Tensor:
 def _acceptance(
     lm: LM, drafter: object, verifier: Verifier, sample: Callable[[], list[Result]]
 ) -> AcceptanceRate | None:
-    """Acceptance of tokens drafted by a model, one per step, against the closed form: for SHARED and IID draws."""
-    if not isinstance(drafter, ModelDrafter) or not isinstance(verifier, CLOSED_FORMS):
+    """Acceptance of tokens drafted by a model, one per step, against the closed form: for SHARED and IID draws, and
+    models whose logits are of the target's tokens.
+    """
+    if not isinstance(drafter, ModelDrafter) or drafter.vocab is not None or not isinstance(verifier, CLOSED_FORMS):
         return None
     closed_form = {Draw.SHARED: coupled_acceptance, Draw.IID: rejection_acceptance}.get(agree(drafter, verifier))
     if closed_form is None:
