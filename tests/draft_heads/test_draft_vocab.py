@@ -101,5 +101,5 @@ def test_saved_ids_that_cannot_be_are_refused(known, tmp_path):
     with files.safe_open(file, framework="pt") as opened:
         metadata = opened.metadata()
     save_file({**load_file(file), "draft_ids": torch.tensor([0, 1, 2, 99])}, file, metadata=metadata)
-    with pytest.raises(files.HeadError, match="give ascending ids of the target, 0 to 60"):
+    with pytest.raises(files.HeadError, match="give ascending ids, at least one, of 0 to 60"):
         files.load_head(tmp_path, target)

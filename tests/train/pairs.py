@@ -4,6 +4,7 @@ A source begins with a token of a fixed chain, and its output is the rest of the
 """
 
 import json
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -29,7 +30,19 @@ def pair(random):
     return [CHAIN[at], *random.integers(FIRST, VOCAB, int(random.integers(6))).tolist()], [*CHAIN[at:], END]
 
 
+@contextmanager
+def one_thread():
+    """So that trained weights do not depend on how many an earlier test has left: the order of sums does."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @cache
+@one_thread()
 def teacher(kind, seed=1):
     """The directory of a model of ``kind`` with three decoder layers, float32, after some training."""
     model, random = transformers_model(kind, seed, torch.float32).train(), np.random.default_rng(seed)

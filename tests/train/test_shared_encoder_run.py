@@ -20,7 +20,7 @@ from paceline.train.loop.trainer import Trainer
 from tests.models.test_encoder_decoders import counted
 from tests.train.configs import recipe as decoder_recipe
 from tests.train.configs import train, write_target
-from tests.train.pairs import CHAIN, pair, recipe, teacher, words, write_pairs
+from tests.train.pairs import CHAIN, one_thread, pair, recipe, teacher, words, write_pairs
 
 MODELS = {"bart": BartForConditionalGeneration, "t5": T5ForConditionalGeneration}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=26)
@@ -30,7 +30,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=26)
 def trained(request, tmp_path_factory):
     """The kind, and the folder of a run that ended."""
     root = tmp_path_factory.mktemp(request.param)
-    assert train(recipe(root, request.param, validation={"every": 40, "prompts": 12, "tokens": 24, "k": 3})) == 0
+    with one_thread():
+        assert train(recipe(root, request.param, validation={"every": 40, "prompts": 12, "tokens": 24, "k": 3})) == 0
     return request.param, root
 
 

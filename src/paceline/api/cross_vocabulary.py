@@ -105,12 +105,12 @@ def build_model_drafter(
     draft = replace(draft, lm=reading_from(draft.lm, target.lm))
     found = exchange.intersection
     if found is None:
-        vocab = None
-        if draft.draft_ids is not None:
-            ids, last = draft.draft_ids.to(draft.lm.device), draft.lm.vocab_size - 1
-            vocab = ReducedVocab(ids, target_size=target.lm.vocab_size, last_read=last)
-            draft = replace(draft, lm=with_draft_vocab(draft.lm, ids))
-        return DRAFTERS.find("model")(lm=runnable(draft), shape=shape, draws=draws, vocab=vocab)
+        if draft.draft_ids is None:
+            return DRAFTERS.find("model")(lm=runnable(draft), shape=shape, draws=draws)
+        ids, last = draft.draft_ids.to(draft.lm.device), draft.lm.vocab_size - 1
+        some = ReducedVocab(ids, target_size=target.lm.vocab_size, last_read=last)
+        draft = replace(draft, lm=with_draft_vocab(draft.lm, ids))
+        return DRAFTERS.find("model")(lm=runnable(draft), shape=shape, draws=draws, vocab=some)
     if exchange.way == TLI:
         vocab = MappedVocab(
             target_ids=found.target_ids,
