@@ -10,11 +10,15 @@ from safetensors.torch import load_file
 
 from paceline.api import Engine, SamplingParams, load, total
 from paceline.models.draft_vocab import FILE, IDS
+from paceline.models.from_transformers import from_transformers
 from paceline.text.loops import is_looping
+from paceline.train.config import DraftSection
 from paceline.train.config_file import read_train_config
 from paceline.train.run import Run
+from paceline.train.setup import LoadedModel, build_draft
 from paceline.train.validation import draft_model_of
 from tests import tiny
+from tests.models.encoder_decoders import transformers_model
 from tests.train.configs import recipe, train, write_target
 from tests.train.pairs import recipe as paired_recipe
 from tests.train.pairs import teacher
@@ -79,3 +83,11 @@ def test_more_tokens_than_there_are_and_another_number_on_resuming_are_refused(f
 def test_all_tokens_are_drafted_without_a_size(folder, tmp_path):
     run = Run(config=read_train_config(distillation(folder, tmp_path / "run", size=None)))
     assert draft_model_of(run.task).lm is run.task.draft and torch.is_tensor(run.task.draft.embed.weight)
+
+
+def test_a_target_that_never_generates_some_tokens_is_refused_before_any_work():
+    target = from_transformers(transformers_model("bart"))
+    target.num_generated = 30
+    section, found = DraftSection(layers=(0, -1), vocab_size=12), LoadedModel(lm=target, raw={}, folder=None)
+    with pytest.raises(ValueError, match="draft.vocab_size=12: the target never generates all of its"):
+        build_draft(section, found, seed=0, device=torch.device("cpu"))

@@ -70,7 +70,14 @@ def build_target(
 
 
 def build_draft(section: DraftSection, target: LoadedModel, *, seed: int, device: torch.device) -> LoadedModel:
-    """The draft model. Raises ValueError if its vocabulary is not the target's, and for layers that it has not."""
+    """The draft model. Raises ValueError if its vocabulary is not the target's, for layers that it has not, and for a
+    draft vocabulary that it cannot have.
+    """
+    if section.vocab_size is not None:
+        size, generated = target.lm.vocab_size, target.lm.num_generated
+        if section.vocab_size > size or generated is not None:
+            why = f"has {size} tokens; give less" if generated is None else f"never generates all of its {size}"
+            raise ValueError(f"draft.vocab_size={section.vocab_size}: the target {why}, or leave it out")
     if section.layers is not None:
         return _copied(section.layers, target)
     draft = _load(section.model, dtype=torch.float32, seed=seed, device=device)
@@ -159,15 +166,11 @@ def build_trained_head(section: HeadSection, target: DecoderLM, *, seed: int, in
 
 def choose_draft_vocabs(task: Task, data: PreparedData, draft: DraftSection | None = None) -> None:
     """Give heads with a draft vocabulary, and a ``draft`` model with one, the tokens that are most frequent in the
-    training data (2503.01840, 2502.14856). Raises ValueError for a size beyond the vocabulary.
+    training data (2503.01840, 2502.14856).
     """
     if isinstance(task, Distillation) and draft is not None and draft.vocab_size is not None:
-        size = task.frozen.vocab_size
-        if draft.vocab_size > size:
-            raise ValueError(
-                f"draft.vocab_size={draft.vocab_size}: the target has {size} tokens; give less, or leave it out"
-            )
-        task.draft_ids = most_frequent(torch.from_numpy(data.token_counts(size)), draft.vocab_size)
+        counts = torch.from_numpy(data.token_counts(task.frozen.vocab_size))
+        task.draft_ids = most_frequent(counts, draft.vocab_size)
     if not isinstance(task, DraftHeadTask):
         return
     heads = [trained.head for trained in task.trained_heads if trained.head.draft_ids is not None]
