@@ -89,5 +89,5 @@ def test_a_target_that_never_generates_some_tokens_is_refused_before_any_work():
     target = from_transformers(transformers_model("bart"))
     target.num_generated = 30
     section, found = DraftSection(layers=(0, -1), vocab_size=12), LoadedModel(lm=target, raw={}, folder=None)
-    with pytest.raises(ValueError, match="draft.vocab_size=12: the target never generates all of its"):
+    with pytest.raises(ValueError, match="vocab_size=12: the target never generates all of its"):
         build_draft(section, found, seed=0, device=torch.device("cpu"))
