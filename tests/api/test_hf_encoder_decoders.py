@@ -7,7 +7,7 @@ from transformers.modeling_outputs import BaseModelOutput
 import paceline.hf
 from tests.models.encoder_decoders import VOCAB, pair
 
-KINDS = ["t5", "mt5", "bart", "mbart"]
+KINDS = ["t5", "mt5", "bart", "mbart", "marian", "pegasus"]
 SIZES = (7, 2, 5)
 NEW = 12
 

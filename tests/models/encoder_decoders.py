@@ -6,10 +6,14 @@ import torch
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
     MBartConfig,
     MBartForConditionalGeneration,
     MT5Config,
     MT5ForConditionalGeneration,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
     WhisperConfig,
@@ -55,6 +59,12 @@ KINDS = {
     "mt5": (MT5ForConditionalGeneration, MT5Config, T5),
     "bart": (BartForConditionalGeneration, BartConfig, BART),
     "mbart": (MBartForConditionalGeneration, MBartConfig, BART | {"scale_embedding": True}),
+    "marian": (MarianMTModel, MarianConfig, BART | {"scale_embedding": True, "activation_function": "swish"}),
+    "pegasus": (
+        PegasusForConditionalGeneration,
+        PegasusConfig,
+        BART | {"scale_embedding": True, "activation_function": "relu"},
+    ),
     "whisper": (
         WhisperForConditionalGeneration,
         WhisperConfig,
@@ -62,12 +72,14 @@ KINDS = {
     ),
 }
 
+OTHER_SEEDS = {"marian": 6}  # added, where the first say one token whatever the source
+
 
 def transformers_model(kind, seed=1, dtype=torch.float64, **overrides):
     """A random model of ``kind``; every tensor is drawn, biases, norms and tables of positions too."""
     model, config, fields = KINDS[kind]
     made = model(config(**{**fields, **SPECIAL, **overrides})).to(dtype).eval()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed + OTHER_SEEDS.get(kind, 0))
     with torch.no_grad():
         for name, tensor in made.state_dict().items():
             drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from paceline.api.loading import load
 from paceline.api.prompts import EncoderDecoderPrompt, read_prompt
@@ -231,11 +232,40 @@ def test_files_round_trip_and_load(kind, tmp_path):
     lm = load_native(tmp_path / "theirs")
     loading.save(lm, loading.read_config(tmp_path / "theirs"), tmp_path / "ours", dtype=torch.float32)
     again = type(model).from_pretrained(tmp_path / "ours")
-    for name, tensor in model.state_dict().items():
+    for name, tensor in load_file(tmp_path / "theirs" / "model.safetensors").items():
         rows = slice(2, None) if "bart" in kind and "embed_positions" in name else slice(None)  # two are never read
         torch.testing.assert_close(again.state_dict()[name][rows], tensor[rows], rtol=0, atol=0, msg=name)
     loaded = load(tmp_path / "theirs")
     assert loaded.start == (START,) and set(loaded.lm.context_inputs) in ({"input_ids"}, {"input_features"})
+
+
+@pytest.mark.parametrize("kind", ["bart", "marian", "pegasus"])
+def test_what_checkpoints_leave_out_is_made(kind, tmp_path):
+    """The bias of the logits is zero then, and tables of positions are sinusoids."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = type(transformers_model(kind))(transformers_model(kind).config).eval()
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    left_out = ("final_logits_bias",) if kind == "bart" else ("final_logits_bias", "embed_positions.weight")
+    save_file(
+        {name: part for name, part in stored.items() if not name.endswith(left_out)},
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    for dtype in (None, torch.bfloat16):
+        lm = load_native(tmp_path, dtype=dtype)
+        assert lm.logits_bias.dtype is lm.dtype is (dtype or torch.float32) and not lm.logits_bias.any()
+        if kind != "bart":
+            wanted = model.model.decoder.embed_positions.weight.to(lm.dtype)
+            torch.testing.assert_close(lm.position.weight, wanted, rtol=0, atol=1e-6)
+            torch.testing.assert_close(lm.encoder.position.weight, wanted, rtol=0, atol=1e-6)
+
+
+def test_vocabularies_of_source_and_output_that_differ_are_refused():
+    model = transformers_model("marian", share_encoder_decoder_embeddings=False, decoder_vocab_size=VOCAB)
+    with pytest.raises(ModelError, match=r"share_encoder_decoder_embeddings=False is not supported.* only True"):
+        from_transformers(model)
 
 
 @pytest.mark.parametrize("kind", ["bart", "mbart"])

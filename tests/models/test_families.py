@@ -175,8 +175,16 @@ def test_a_window_that_has_no_effect_is_no_limit(case):
 REFUSED = {
     "phi3 layer types": ("phi3", dict(layer_types=["full_attention"] * 3), "layer_types=.* is not supported"),
     "listed layers": ("smollm3", dict(no_rope_layers=[1, 0]), r"no_rope_layers=\[1, 0\]: one number for each of 3"),
-    "activation": ("mistral", dict(hidden_act="relu"), "hidden_act='relu' is not supported .*; supported: silu, gelu,"),
-    "neox activation": ("gpt_neox", dict(hidden_act="relu"), "hidden_act='relu' is not supported .*; supported: silu,"),
+    "activation": (
+        "mistral",
+        dict(hidden_act="quick_gelu"),
+        "hidden_act='quick_gelu' is not .*; supported: silu, gelu,",
+    ),
+    "neox activation": (
+        "gpt_neox",
+        dict(hidden_act="quick_gelu"),
+        "hidden_act='quick_gelu' is not .*; supported: silu,",
+    ),
     "odd part of a head": ("gpt_neox", dict(rotary_pct=0.4), "partial_rotary_factor: 3 of 8 elements of a head"),
     "bidirectional": ("gemma", dict(use_bidirectional_attention=True), "use_bidirectional_attention=True is not supp"),
     "short list of layers": (

@@ -48,13 +48,13 @@ def from_transformers(model: TransformersModel) -> DecoderLM:
     family = find_family(raw, name)
     parameters = {own: parameter for own, parameter, _ in _parts(model, family)}
     parts = {own: part for own, _, part in _parts(model, family)}
+    config = configure({**raw, "tie_word_embeddings": _is_tied(parts)}, name)
     for own in [own for own in parts if own.endswith(COPY)]:
         if not _is_same(parts.pop(own), parts["embed.weight"]):
             raise ModelError(
                 f"{name}: embeddings of encoder and decoder are tensors of their own: {ONE_TABLE}, or tie them "
                 "(model.config.tie_word_embeddings = True, then model.tie_weights())"
             )
-    config = configure({**raw, "tie_word_embeddings": _is_tied(parts)}, name)
     _check_activation(raw, config, name)
     check(config, parts, path=name, stored=lambda: stored_names(family, config))
     state: dict[str, Tensor] = {}

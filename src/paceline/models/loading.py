@@ -82,11 +82,12 @@ def load(
             headers[own], stored[own] = part, name
     if config.cross is not None and "head.weight" in headers:  # configs of encoder-decoders do not tell
         config = replace(config, tied_head=False)
+    added = {own: part for own, part in family.unstored(config).items() if own not in headers}
     tied = raw.get("tie_word_embeddings") is not False  # and so whatever a file has for its copies is not read
     copies = [own for own in headers if own.endswith(COPY)]
     unread = {*_skipped(config), *(copies if tied else ())}
     kept = {stored[own]: part for own, part in headers.items() if own not in unread}
-    headers = {own: part for own, part in headers.items() if own not in copies}
+    headers = {own: part for own, part in headers.items() if own not in copies} | added
     check(config, headers, path=path, stored=lambda: {**stored_names(family, config), **stored})
     _check_precision(kept, dtype, device, path)
     state: dict[str, Tensor] = {}
@@ -94,6 +95,8 @@ def load(
         for own, part in family.read(name, tensor):
             if own not in unread:
                 state[own] = part.to(device=device, dtype=dtype).contiguous()
+    stored_dtype = next(iter(state.values())).dtype
+    state |= {own: part.to(device=device, dtype=stored_dtype) for own, part in added.items()}
     for own in state.keys() & set(copies):
         if not torch.equal(state.pop(own), state["embed.weight"]):
             raise ModelError(f"{path}: {stored[own]} differs from {stored['embed.weight']}: {ONE_TABLE}")

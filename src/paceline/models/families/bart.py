@@ -1,13 +1,14 @@
-"""BART and mBART, and what encoder-decoders of their layout share: learned positions, biases and layer norms."""
+"""BART, mBART, Marian and Pegasus, and what encoder-decoders of their layout share."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from math import sqrt
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.models.families.base import COPY, Family, Fields, Names, integer, swap
+from paceline.models.families.base import COPY, Family, Fields, Names, integer, require, swap
 from paceline.models.families.base import activation as activation
 from paceline.models.native.config import (
     Arrangement,
@@ -110,23 +111,54 @@ def write(state: dict[str, Tensor], *, offset: int = OFFSET) -> dict[str, Tensor
     return stored
 
 
-def _configure(raw: Fields, *, arrangement: Arrangement, final_norm: bool) -> DecoderConfig:
+def _configure(raw: Fields, *, arrangement: Arrangement, embedding_norm: bool, final_norm: bool) -> DecoderConfig:
     most = integer(raw, "max_position_embeddings")
     config = shape(raw, most=most, source=most, arrangement=arrangement, final_norm=final_norm)
     assert config.encoder is not None
-    encoder = replace(config.encoder, blocks=replace(config.encoder.blocks, embedding_norm=True))
-    return replace(config, embedding_norm=True, logits_bias=True, encoder=encoder)
+    encoder = replace(config.encoder, blocks=replace(config.encoder.blocks, embedding_norm=embedding_norm))
+    return replace(config, embedding_norm=embedding_norm, logits_bias=True, encoder=encoder)
 
 
 def _bart(raw: Fields) -> DecoderConfig:
-    return _configure(raw, arrangement=Arrangement.NORM_OF_SUM, final_norm=False)
+    return _configure(raw, arrangement=Arrangement.NORM_OF_SUM, embedding_norm=True, final_norm=False)
 
 
 def _mbart(raw: Fields) -> DecoderConfig:
-    return _configure(raw, arrangement=Arrangement.NORM_BEFORE, final_norm=True)
+    return _configure(raw, arrangement=Arrangement.NORM_BEFORE, embedding_norm=True, final_norm=True)
+
+
+def _marian(raw: Fields) -> DecoderConfig:
+    require(raw, "share_encoder_decoder_embeddings", True, True)
+    return _configure(raw, arrangement=Arrangement.NORM_OF_SUM, embedding_norm=False, final_norm=False)
+
+
+def _pegasus(raw: Fields) -> DecoderConfig:
+    return _configure(raw, arrangement=Arrangement.NORM_BEFORE, embedding_norm=False, final_norm=True)
+
+
+def _read_exact(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    yield from read(name, tensor, offset=0)
+
+
+def _write_exact(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return write(state, offset=0)
+
+
+def _no_bias(config: DecoderConfig) -> dict[str, Tensor]:
+    return {"logits_bias": torch.zeros(config.vocab_size)}
+
+
+def _sinusoids(config: DecoderConfig) -> dict[str, Tensor]:
+    """Tables of positions too, which follow from their sizes: sines in the first half of the numbers, then cosines."""
+    size, rows = config.hidden_size, torch.arange(config.max_positions, dtype=torch.float64)
+    angles = rows[:, None] / 10000 ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
+    table = torch.cat((angles.sin(), angles[:, : size // 2].cos()), dim=1).float()
+    return {**_no_bias(config), "position.weight": table, "encoder.position.weight": table.clone()}
 
 
 FAMILIES = {
-    "bart": Family(_bart, read, write, DECODER_LAYERS),
-    "mbart": Family(_mbart, read, write, DECODER_LAYERS),
+    "bart": Family(_bart, read, write, DECODER_LAYERS, _no_bias),
+    "mbart": Family(_mbart, read, write, DECODER_LAYERS, _no_bias),
+    "marian": Family(_marian, _read_exact, _write_exact, DECODER_LAYERS, _sinusoids),
+    "pegasus": Family(_pegasus, _read_exact, _write_exact, DECODER_LAYERS, _sinusoids),
 }

@@ -29,6 +29,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": gelu_tanh,
     "gelu_fast": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh,
+    "relu": F.relu,
+    "swish": F.silu,
 }
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 IGNORED = ("rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")  # of old checkpoints: the config says it
@@ -49,6 +51,7 @@ class Family:
     read: Callable[[str, Tensor], Iterator[tuple[str, Tensor]]]
     write: Callable[[dict[str, Tensor]], dict[str, Tensor]]
     decoder_layers: str | None = None  # of an encoder-decoder: the field of config.json that counts them
+    unstored: Callable[[DecoderConfig], dict[str, Tensor]] = lambda config: {}  # what checkpoints may leave out
 
 
 @cache  # the same few names again and again, whenever is_current is called
