@@ -8,7 +8,7 @@ import torch
 
 from paceline.api import Engine, SamplingParams, generate, load, perplexity, score
 from paceline.api.session import Session
-from paceline.models.adapter.lm import adapt
+from paceline.models.adapter.adapt import adapt
 from tests import tiny
 from tests.api.engines import bare, greedy, naive
 from tests.models.layouts import shaken

@@ -9,7 +9,7 @@ from paceline.core.tree import Draw
 from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
 from paceline.drafters.early_exit import EarlyExitDrafter
 from paceline.drafters.tree.shapes import Confident, Topology
-from paceline.models.adapter.lm import adapt
+from paceline.models.adapter.adapt import adapt
 from tests import tiny as models
 from tests.drafters.test_tree_growers import PROMPTS, requests
 from tests.engine.wrapped import Counted

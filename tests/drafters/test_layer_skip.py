@@ -15,7 +15,7 @@ from paceline.drafters.layer_skip import LayerSkipDrafter
 from paceline.drafters.sublayer_search import OnTheFly, Proposals, as_numbers, as_skipped
 from paceline.drafters.tree.shapes import Confident, Topology
 from paceline.engine.runner import ops_for
-from paceline.models.adapter.lm import adapt
+from paceline.models.adapter.adapt import adapt
 from paceline.models.backend import fastest
 from paceline.models.sublayers import SkippedSublayers, format_layers, parse_layers
 from tests import tiny as models

@@ -13,7 +13,7 @@ from paceline.drafters.guard import DraftError
 from paceline.drafters.lookahead import LookaheadDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
-from paceline.models.adapter.lm import adapt
+from paceline.models.adapter.adapt import adapt
 from paceline.models.backend import fastest
 from paceline.models.native.decoder import DecoderLM
 from tests import tiny as models

@@ -6,7 +6,9 @@ from functools import cache
 import torch
 import transformers as hf
 
-from paceline.models.adapter.lm import adapt
+from paceline.models.adapter.adapt import adapt
+from tests.models.encoder_decoders import BART, SPECIAL, transformers_model
+from tests.models.encoder_decoders import VOCAB as SMALL
 from tests.tiny import VOCAB
 
 CONTEXT = 512
@@ -126,6 +128,31 @@ UNPACKED = r"cannot be run on trees: its forward fails with a mask of four axes 
 POSITIONS = "derives positions from cache slots"
 
 # Name -> (a function that makes the model, why it is refused).
+NO_POSITIONS = {name: value for name, value in {**BART, **SPECIAL}.items() if name != "max_position_embeddings"}
+GEMMA = SIZES | dict(head_dim=8, num_hidden_layers=2, max_position_embeddings=128, sliding_window=128, pad_token_id=0)
+BOTH_WAYS = {  # encoder-decoders without a native family, and two that have one
+    "plbart": lambda: encoder_decoder("PLBartForConditionalGeneration"),
+    "blenderbot": lambda: encoder_decoder("BlenderbotForConditionalGeneration"),
+    "blenderbot-small": lambda: encoder_decoder("BlenderbotSmallForConditionalGeneration"),
+    "m2m-100": lambda: encoder_decoder("M2M100ForConditionalGeneration", pad_token_id=4),
+    "mvp": lambda: encoder_decoder("MvpForConditionalGeneration"),
+    "pegasus-x": lambda: encoder_decoder("PegasusXForConditionalGeneration", block_size=8, num_global_tokens=4),
+    "bigbird-pegasus": lambda: encoder_decoder(
+        "BigBirdPegasusForConditionalGeneration", attention_type="original_full"
+    ),
+    "t5gemma": lambda: t5gemma(),
+    "bart": lambda: transformers_model("bart"),
+    "marian": lambda: transformers_model("marian"),
+}
+ENCODER_DECODERS = BOTH_WAYS | {
+    "led": lambda: encoder_decoder(
+        "LEDForConditionalGeneration",
+        NO_POSITIONS,
+        attention_window=[8, 8],
+        max_encoder_position_embeddings=64,
+        max_decoder_position_embeddings=128,
+    ),
+}
 REFUSED = {
     "bloom": (lambda: make("Bloom", SIZES, "num_attention_heads", n_layer=3, n_head=4), UNPACKED),
     "falcon-alibi": (lambda: make("Falcon", SIZES, *FALCON, **FALCON_SIZES, alibi=True), UNPACKED),
@@ -143,9 +170,37 @@ REFUSED = {
         r"its attention chooses which tokens to read \(index_topk_blocks\)",
     ),
     "deepseek-v3.2": (lambda: make("DeepseekV32", SIZES, **LATENT), "keeps more than keys and values"),
-    "t5": (lambda: t5(), "an encoder-decoder reads its prompt by another network"),
+    "t5": (lambda: t5(), "it adds a bias by the distance of cache slots, .*; give a T5 or mT5, which run"),
+    "whisper": (lambda: transformers_model("whisper"), "an encoder-decoder that reads no text"),
+    "led": (lambda: ENCODER_DECODERS["led"](), "ignores a mask of four axes"),
     "gemma3-vision": (lambda: gemma3(), "it takes more than text; give its language model alone"),
 }
+
+
+def encoder_decoder(kind, fields=BART | SPECIAL, **more):
+    """A random encoder-decoder of transformers' class ``kind``, float64, with the sizes of the native ones."""
+    model = getattr(hf, kind)
+    torch.manual_seed(1)
+    return rough(model(model.config_class(**{**fields, **more})).to(torch.float64).eval())
+
+
+def t5gemma():
+    torch.manual_seed(1)
+    config = hf.T5GemmaConfig(
+        encoder=GEMMA, decoder=GEMMA | dict(cross_attention_hidden_size=32), vocab_size=SMALL, **SPECIAL
+    )
+    config.encoder.vocab_size = config.decoder.vocab_size = SMALL
+    return rough(hf.T5GemmaForConditionalGeneration(config).to(torch.float64).eval())
+
+
+@torch.no_grad()
+def rough(model, seed=1):
+    """``model`` with large matrices, so that its output depends on its source."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return model
 
 
 def t5():

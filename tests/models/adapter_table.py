@@ -2,12 +2,14 @@
 
 import logging
 import warnings
+from dataclasses import replace
 
 from paceline.drafters.ngram import NgramDrafter
-from paceline.models.adapter.lm import adapt
+from paceline.models.adapter.adapt import adapt
 from paceline.models.loading import ModelError
 from tests.harness import expected, request, run
-from tests.models.adapter_models import REFUSED, STYLES
+from tests.models.adapter_models import BOTH_WAYS, REFUSED, STYLES
+from tests.models.encoder_decoders import START, Naive, context
 
 PROMPTS = ([3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3])
 
@@ -19,14 +21,22 @@ def result(maker):
         ours = adapt(model)
     except ModelError as error:
         return "refused: " + str(error).partition(": ")[2].partition(";")[0]
-    asked = [request(prompt, max_tokens=40) for prompt in PROMPTS]
-    same = run(NgramDrafter(), "coupled", asked, target=ours).texts == [expected(one, model) for one in asked]
+    if model.config.is_encoder_decoder:
+        asked = [
+            replace(request([START, 5, 40], max_tokens=40), context=context("t5", row, 3 + row)) for row in range(3)
+        ]
+        wanted = [expected(one, Naive(model, one.context)) for one in asked]
+    else:
+        asked = [request(prompt, max_tokens=40) for prompt in PROMPTS]
+        wanted = [expected(one, model) for one in asked]
+    same = run(NgramDrafter(), "coupled", asked, target=ours).texts == wanted
     return "equal" if same else "DIFFERENT"
 
 
 def rows():
     """(style, architecture, result) of every model, those that are refused last."""
     makers = [(style, name, maker) for style, models in STYLES.items() for name, maker in models.items()]
+    makers += [("encoder-decoder", name, maker) for name, maker in BOTH_WAYS.items()]
     makers += [("refused", name, maker) for name, (maker, _) in REFUSED.items()]
     return [(style, name, result(maker)) for style, name, maker in makers]
 

@@ -8,7 +8,7 @@ import torch
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
-from paceline.models.adapter.lm import adapt
+from paceline.models.adapter.adapt import adapt
 from tests import tiny
 from tests.harness import expected, request, run
 from tests.models.adapter_models import MODELS, adapted

@@ -9,7 +9,8 @@ import torch
 from paceline.core.tree import Draw, Tree
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
-from paceline.models.adapter.lm import TransformersLM, adapt
+from paceline.models.adapter.adapt import adapt
+from paceline.models.adapter.lm import TransformersLM
 from paceline.models.base import LogitsFor
 from paceline.models.prefill import feed
 from tests.harness import decoder_for, expected, finish, request, run

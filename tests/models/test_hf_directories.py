@@ -10,7 +10,7 @@ from transformers import dynamic_module_utils
 
 from paceline.models import memory
 from paceline.models.adapter import files as hf_files
-from paceline.models.adapter.lm import adapt
+from paceline.models.adapter.adapt import adapt
 from paceline.models.directory import ModelError, read_config
 from tests.models.adapter_models import MODELS
 from tests.models.directories import config, tensors
@@ -60,7 +60,10 @@ DIRECTORIES = {
         "unsupported architecture, which neither Paceline nor transformers",
     ),
     "mamba": (config(model_type="mamba"), "unsupported architecture 'mamba' in .*: its recurrent"),
-    "t5": (config(model_type="t5", is_encoder_decoder=True), "unsupported architecture 't5' in .*encoder-decoder"),
+    "whisper": (
+        config(model_type="whisper", is_encoder_decoder=True),
+        "unsupported architecture 'whisper' in .*encoder-decoder",
+    ),
     "quantized": (
         config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
         "its quantized weights need a library .*; install what is named, or give unquantized weights",

@@ -5,7 +5,7 @@ import torch
 import transformers as hf
 from transformers import StableLmForCausalLM
 
-from paceline.models.adapter.lm import adapt
+from paceline.models.adapter.adapt import adapt
 from paceline.models.loading import ModelError
 from tests.models.adapter_models import GPT_NEO, LLAMA4, MODELS, REFUSED, SIZES, make, shaken
 from tests.tiny import VOCAB

@@ -157,7 +157,7 @@ def placement(model: TransformersModel, *, backend: str = "auto") -> tuple[torch
     if is_native(backend, model.config.to_dict()):
         return from_transformers.placement(model)
     lazy_adapter.support.check_model(model)
-    return lazy_adapter.lm.placement(model)
+    return lazy_adapter.support.placement(model)
 
 
 def find_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
@@ -237,7 +237,7 @@ def _from_files(
         module = lazy_adapter.files.load(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
         if quantization is not None:
             quantise_modules(module, quantization)
-        lm = lazy_adapter.lm.adapt(module)
+        lm = lazy_adapter.adapt.adapt(module)
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
     found = Loaded(
         lm=lm,
@@ -274,15 +274,16 @@ def _from_memory(
             f"{wanted}: {name} is already loaded as {loading.dtype_name(own_dtype)} on {own_device}; convert it "
             "yourself with model.to(...), or load its directory"
         )
-    lm = from_transformers.from_transformers(model) if is_native(backend, config) else lazy_adapter.lm.adapt(model)
+    lm = from_transformers.from_transformers(model) if is_native(backend, config) else lazy_adapter.adapt.adapt(model)
     source = model.config._name_or_path
     known = source != "" and Path(source).is_dir()
-    return Loaded(
+    found = Loaded(
         lm=lm,
-        tokenizer=load_tokenizer(source, trust_remote_code=trust_remote_code) if known else None,
+        tokenizer=None,
         eos=from_transformers.read_eos(model),
         name=name,
         dtype=own_dtype,
         config=config,
         start=from_transformers.read_start(model) if lm.context_inputs else (),
     )
+    return found.with_tokenizer(load_tokenizer(source, trust_remote_code=trust_remote_code) if known else None)

@@ -1,4 +1,4 @@
-"""The modules of models/adapter, each imported when it is first used: ``lazy_adapter.lm.adapt(model)``.
+"""The modules of models/adapter, each imported when it is first used: ``lazy_adapter.adapt.adapt(model)``.
 
 Native models need neither them nor transformers' modelling code, which takes longer to import than all else together.
 """
@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from paceline.models.adapter import adapt as adapt
     from paceline.models.adapter import files as files
     from paceline.models.adapter import lm as lm
     from paceline.models.adapter import meta as meta

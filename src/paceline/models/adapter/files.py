@@ -4,7 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from paceline.models import memory
@@ -30,7 +36,7 @@ def load(
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = model_class(config).from_pretrained(
             path,
             dtype="auto" if dtype is None else dtype,
             device_map={"": str(device)} if quantized else None,
@@ -54,6 +60,11 @@ def load(
             f"{ONE_CHECKPOINT}"
         )
     return (model if quantized else model.to(device)).requires_grad_(False).eval()
+
+
+def model_class(config: PreTrainedConfig) -> Any:
+    """The class of transformers that makes models with an LM head of ``config``."""
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
 def read_model_config(path: Path, *, trust_remote_code: bool) -> PreTrainedConfig:

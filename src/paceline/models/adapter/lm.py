@@ -5,10 +5,9 @@ honours them (models/adapter/probe). B rows, n nodes, S slots, V vocabulary, H h
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +16,13 @@ from transformers import PreTrainedModel
 from paceline.core.cache import SlotCache, View
 from paceline.core.tree import Resume, Tree
 from paceline.models.adapter.cache import TreeCache, has_all_layers
-from paceline.models.adapter.probe import probe
-from paceline.models.adapter.support import ModelInfo, base_model_of, check_model, measure, placement, read_context
+from paceline.models.adapter.support import ModelInfo, base_model_of, config_of_decoder, placement, read_context
 from paceline.models.base import LogitsFor, Output
 from paceline.models.directory import ModelError
 from paceline.models.native.attention import TreeAttention
 from paceline.models.wrapped import DecoderOnly
 
 MASKED = ("eager", "sdpa")  # attention implementations of transformers that take a 4D mask
-
-# An adapter references its model, so this cache must not reference the adapter.
-_PROBED: WeakKeyDictionary[PreTrainedModel, tuple[object, ModelInfo]] = WeakKeyDictionary()
 
 
 class TransformersLM(DecoderOnly):
@@ -38,14 +33,15 @@ class TransformersLM(DecoderOnly):
 
     def __init__(self, model: PreTrainedModel, info: ModelInfo, place: tuple[torch.dtype, torch.device]) -> None:
         self.model, self.info = model, info
-        self.vocab_size, self.num_layers = info.vocab_size, int(model.config.num_hidden_layers)
-        self.max_positions = read_context(model.config, type(model).__name__)
+        config = config_of_decoder(model)
+        self.vocab_size, self.num_layers = info.vocab_size, int(config.num_hidden_layers)
+        self.max_positions = read_context(config, type(model).__name__)
         self.max_slots = None if info.limit is None else info.limit.length  # by its attention window or its positions
         self.slot_bytes = info.shape.slot_bytes
         self.dtype, self.device = place
         self._base, self._head = base_model_of(model), model.get_output_embeddings()
         parts = [model] if self._base is None else [model, self._base]
-        self._take_positions = {part for part in parts if _takes_positions(part)}
+        self._take_positions = {part for part in parts if takes(part, "position_ids")}
 
     def new_cache(self, rows: int, capacity: int) -> SlotCache:
         """Storage for ``rows`` rows of ``capacity`` slots.
@@ -96,6 +92,15 @@ class TransformersLM(DecoderOnly):
         """Whether this adapts ``model`` as it is now; a model of another precision or device must be adapted anew."""
         return self.model is model and placement(model) == (self.dtype, self.device)
 
+    def probe_view(self, rows: int, capacity: int, draw: Callable[..., Tensor]) -> View:
+        """Empty rows to probe the model with; ``draw`` gives random tokens of a shape."""
+        return self.new_cache(rows, capacity).view()
+
+    def plain(self, tokens: list[int], row: int) -> Tensor:
+        """Logits [T, V] of one sequence without a cache, as the model gives them for a ``row`` of ``probe_view``."""
+        ids = torch.tensor([tokens], device=self.device)
+        return self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0]
+
     def _run(self, tokens: Tensor, attend: TreeAttention, valid: Tensor, logits_for: LogitsFor) -> Tensor | None:
         short = (
             logits_for is not LogitsFor.ALL
@@ -123,34 +128,15 @@ class TransformersLM(DecoderOnly):
         )
 
 
-def adapt(model: PreTrainedModel) -> TransformersLM:
-    """An ``LM`` over ``model``, which is neither copied nor changed.
-
-    Raises ModelError, with the reason and the way out, for a model of a kind that cannot be run so (recurrent, hybrid,
-    encoder-decoder, multimodal, no LM head), one in training mode or on several devices, and one whose logits on trees
-    are not those of its plain forward. A model is probed once for its precision, device and attention.
-    """
-    check_model(model)
-    place = placement(model)
-    state = (*place, model.config._attn_implementation)
-    known = _PROBED.get(model)
-    if known is not None and known[0] == state:
-        return TransformersLM(model, known[1], place)
-    info = measure(model)
-    adapted = TransformersLM(model, info, place)
-    probe(adapted, model)
-    _PROBED[model] = (state, info)
-    return adapted
-
-
 def _last(values: Tensor, valid: Tensor) -> Tensor:
     """The values [B, 1, X] of each row's last valid node, of ``values`` [B, n, X]."""
     last = (valid.sum(-1) - 1).clamp(min=0)
     return values.gather(1, last[:, None, None].expand(-1, 1, values.shape[-1]))
 
 
-def _takes_positions(module: nn.Module) -> bool:
-    return "position_ids" in inspect.signature(module.forward).parameters
+def takes(module: nn.Module, argument: str) -> bool:
+    """Whether the forward of ``module`` has a parameter of this name."""
+    return argument in inspect.signature(module.forward).parameters
 
 
 @contextmanager
@@ -196,8 +182,9 @@ def _tapped(model: PreTrainedModel, taps: Sequence[int]) -> Iterator[dict[int, T
 
 def _find_layers(model: PreTrainedModel) -> nn.ModuleList:
     """The list of decoder layers. Raises ValueError if there is none of the right length."""
-    count = model.config.num_hidden_layers
-    found = [part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == count]
+    count = config_of_decoder(model).num_hidden_layers
+    whole = model.get_decoder() if model.config.is_encoder_decoder else model
+    found = [part for part in whole.modules() if isinstance(part, nn.ModuleList) and len(part) == count]
     if not found:
         raise ValueError(f"{type(model).__name__}: no list of {count} layers to read hidden states from")
     return found[0]

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from paceline.models.adapter.files import read_model_config
+from paceline.models.adapter.encoder_decoder import TransformersEncoderDecoderLM, measure_encoder_decoder
+from paceline.models.adapter.files import model_class, read_model_config
 from paceline.models.adapter.lm import TransformersLM
 from paceline.models.adapter.support import check_config, check_model, first_line, measure
 from paceline.models.directory import ModelError
@@ -26,7 +27,7 @@ def build_on_meta(path: Path, *, dtype: torch.dtype, trust_remote_code: bool = F
     try:
         with META:
             # Of the ways to compute attention and experts those whose shapes depend on no content.
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            model: PreTrainedModel = model_class(config).from_config(
                 config, dtype=dtype, attn_implementation="eager", trust_remote_code=trust_remote_code
             )
         model.set_experts_implementation("batched_mm")
@@ -34,8 +35,9 @@ def build_on_meta(path: Path, *, dtype: torch.dtype, trust_remote_code: bool = F
         raise ModelError(f"{path}: transformers makes no model of its config.json ({first_line(error)})") from error
     check_model(model.eval())
     with _Zero():
-        info = measure(model)
-    return TransformersLM(model, info, (dtype, META))
+        if config.is_encoder_decoder:
+            return TransformersEncoderDecoderLM(model, *measure_encoder_decoder(model), (dtype, META))
+        return TransformersLM(model, measure(model), (dtype, META))
 
 
 class _Zero(TorchDispatchMode):

@@ -5,6 +5,7 @@ tree that branches differently in each row, one path of it committed, and one mo
 those of a plain forward of its path. B rows, N nodes, V vocabulary.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -40,19 +41,25 @@ COARSE = (0.3, 0.25)  # of 16 bits: tolerance, and the share of nodes that may e
 class Adapted(LM, Protocol):
     """An adapter that is being probed."""
 
+    model: PreTrainedModel
+
     @property
     def info(self) -> ModelInfo: ...
+
+    def probe_view(self, rows: int, capacity: int, draw: Callable[..., Tensor]) -> View: ...
+
+    def plain(self, tokens: list[int], row: int) -> Tensor: ...
 
     @property
     def dtype(self) -> torch.dtype: ...
 
 
 @torch.inference_mode()
-def probe(lm: Adapted, model: PreTrainedModel) -> None:
-    """Raise ModelError unless ``lm`` gives the logits of ``model``, naming the largest difference and its reasons."""
-    name = type(model).__name__
+def probe(lm: Adapted) -> None:
+    """Raise ModelError unless ``lm`` gives the logits of its model, naming the largest difference and its reasons."""
+    name = type(lm.model).__name__
     try:
-        differences = _compare(lm, model)
+        differences = _compare(lm)
     except ModelError:
         raise
     except Exception as error:  # whatever the model's own code raises for a mask of four axes
@@ -70,20 +77,25 @@ def probe(lm: Adapted, model: PreTrainedModel) -> None:
         )
 
 
-def _compare(lm: Adapted, model: PreTrainedModel) -> Tensor:
+def _compare(lm: Adapted) -> Tensor:
     """Largest difference of every node that was compared, in standard deviations of the plain logits."""
     generator = torch.Generator().manual_seed(20260101)
     longest = max(LENGTHS)
 
+    # Some encoder-decoders number no padding, and so what comes after it differently with and without a cache.
+    padding = lm.model.config.pad_token_id if lm.model.config.is_encoder_decoder else None
+
     def draw(*shape: int) -> Tensor:
-        return torch.randint(lm.vocab_size, shape, generator=generator)
+        found = torch.randint(lm.vocab_size, shape, generator=generator)
+        return found if padding is None else torch.where(found == padding, (padding + 1) % lm.vocab_size, found)
 
     tokens, drafted, roots = draw(2, longest), draw(2, len(PARENTS[0])), draw(2, 1)
     limit = lm.info.limit
     capacity = min(CAPACITY, lm.max_positions if limit is None else limit.length)
     if capacity < longest + len(PARENTS[0]):
-        raise ModelError(f"{type(model).__name__}: a context of {capacity} tokens is too short to be probed")
-    view = _committed(lm, tokens, capacity, generator)
+        raise ModelError(f"{type(lm.model).__name__}: a context of {capacity} tokens is too short to be probed")
+    view = lm.probe_view(len(LENGTHS), capacity, draw)
+    _commit(lm, view, tokens, generator)
     valid = torch.ones_like(drafted, dtype=torch.bool)
     valid[1, INVALID] = False
     tree = Tree.make(drafted, torch.tensor(PARENTS), valid, max_depth=DEPTH)
@@ -102,25 +114,23 @@ def _compare(lm: Adapted, model: PreTrainedModel) -> Tensor:
         nodes = [node for node in range(len(PARENTS[row])) if valid[row, node]]
         for leaf in [node for node in nodes if node not in PARENTS[row]]:
             path = _path(row, leaf)
-            plain = _plain(model, known + drafted[row, path].tolist(), device)
+            plain = lm.plain(known + drafted[row, path].tolist(), row)
             found.append(_difference(logits[row, path], plain[length:]))
         committed = known + drafted[row, [0, *PATHS[row]]].tolist() + roots[row].tolist()
-        found.append(_difference(after[row], _plain(model, committed, device)[-1:]))
+        found.append(_difference(after[row], lm.plain(committed, row)[-1:]))
     return torch.cat(found)
 
 
-def _committed(lm: LM, tokens: Tensor, capacity: int, generator: torch.Generator) -> View:
-    """Rows that hold the first LENGTHS tokens of ``tokens``, read in chunks; large finite values in the other slots."""
-    view = lm.new_cache(2, capacity).view()
+def _commit(lm: LM, view: View, tokens: Tensor, generator: torch.Generator) -> None:
+    """Let rows hold the first LENGTHS tokens of ``tokens``, read in chunks; large numbers go to the other slots."""
     tokens, length = tokens.to(lm.device), torch.tensor(LENGTHS, device=lm.device)
     for _ in range(0, max(LENGTHS), CHUNK):
         feed(lm, view, tokens, (length - view.length).clamp(0, CHUNK), CHUNK)
-    scratch = torch.arange(capacity, device=lm.device) >= length[:, None]
+    scratch = torch.arange(view.capacity, device=lm.device) >= length[:, None]
     keys, values = view.storage.keys, view.storage.values
     poison = POISON * torch.randn(keys.shape[2:], generator=generator).to(keys)
     for layer in (*keys, *values):
         layer[:2] = torch.where(scratch[:, :, None, None], poison, layer[:2])
-    return view
 
 
 def _on(tree: Tree, device: torch.device) -> Tree:
@@ -134,11 +144,6 @@ def _path(row: int, node: int) -> list[int]:
         path.append(node)
         node = PARENTS[row][node]
     return path[::-1]
-
-
-def _plain(model: PreTrainedModel, tokens: list[int], device: torch.device) -> Tensor:
-    """Logits [T, V] of one sequence without a cache."""
-    return model(input_ids=torch.tensor([tokens], device=device), use_cache=False, return_dict=True).logits[0]
 
 
 def _difference(ours: Tensor, plain: Tensor) -> Tensor:
