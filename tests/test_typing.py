@@ -81,6 +81,7 @@ def test_names_are_public_and_each_is_there():
         _ = paceline.lode
 
 
+@pytest.mark.slow
 def test_an_editor_completes_names(tmp_path):
     """As VS Code, by pyright's language server."""
     with LanguageServer(tmp_path, environment()) as server:

@@ -72,6 +72,7 @@ def test_unbiased_samples_pass_and_entropy_is_exact():
     assert found.entropy == pytest.approx(float(-(exact * exact.log()).sum(-1).mean()))
 
 
+@pytest.mark.slow
 def test_p_values_of_unbiased_samples_are_uniform():
     found = [run(seed) for seed in range(100, 140)]
     for name in ("nll_p_value", "ks_p_value", "rank_p_value"):

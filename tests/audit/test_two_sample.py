@@ -32,6 +32,7 @@ def test_equal_deviations_pass_where_the_one_sample_test_rejects():
     assert abs(found.nll - found.entropy) < 2 * found.half_width
 
 
+@pytest.mark.slow
 def test_p_values_of_one_source_are_uniform():
     found = [two_sample_test(samples(seed)[0], samples(1000 + seed)[0]) for seed in range(30)]
     for name in ("nll_p_value", "ks_p_value", "rank_p_value"):

@@ -265,6 +265,7 @@ def test_answers_that_are_none(tmp_path, text, message):
     assert message in str(caught.value) and program.has_ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["stopped", "awake"])
 def test_a_program_does_not_outlive_us(tmp_path, state):
     """Its owner is killed without a chance to tidy up."""

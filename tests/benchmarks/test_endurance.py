@@ -58,6 +58,7 @@ def test_too_few_snapshots_are_refused():
         endure(*tiny_pair(), PROMPTS, steps=3, snapshots=9)
 
 
+@pytest.mark.slow
 def test_rows_end_and_are_given_away_while_it_snapshots():
     seen = []
     found = endure(*tiny_pair(), PROMPTS, steps=60, snapshots=6, progress=seen.append)

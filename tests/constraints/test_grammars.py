@@ -51,7 +51,7 @@ def test_every_drafter_gives_the_tokens_of_the_naive_reference(grammar, temperat
 def test_every_sample_is_a_document_and_unconstrained_drafts_are_accepted():
     """Nested, at temperature 1; the draft knows nothing of the schema."""
     constraints = (
-        ("coupled", "model", 200),
+        ("coupled", "model", 60),
         ("rejection", "iid", 20),
         ("spectr", "iid", 20),
         ("traversal", "tree", 20),

@@ -273,6 +273,7 @@ def serve(reader, graphs, requests, verifier="coupled"):
     return [gained[ticket] for ticket in tickets], [stats[ticket] for ticket in tickets], made.runner.num_replayed
 
 
+@pytest.mark.slow
 def test_recorded_steps_and_late_results_give_the_same_tokens_and_counts():
     requests = asked(0.8) + asked(0.0, max_tokens=20)
     tokens, counts, _ = serve(SyncReader, None, requests)

@@ -56,6 +56,7 @@ def test_help_needs_no_package_to_be_whole(site):
     assert code == EXIT_OK and "--drafter" in out and not error
 
 
+@pytest.mark.slow
 def test_a_drafter_and_a_verifier_of_another_package_work_by_name_beside_broken_ones(site, capsys):
     code, out, error = apart(site, *generating("--drafter", "bigram", "--verifier", "first_token", "--json"))
     assert code == EXIT_OK, error

@@ -48,6 +48,7 @@ def write_compiler(path, body):
     return str(path)
 
 
+@pytest.mark.slow
 def test_library_is_built_once_and_cached(afresh, quick, monkeypatch, tmp_path, caplog):
     calls = tmp_path / "calls"
     script = f'case "$*" in *units*) echo called >> {calls} ;; esac\nexec {find_compiler()} "$@"'
