@@ -1,7 +1,10 @@
 """Runs that train a draft of the layers of an encoder-decoder: what they raise, write, resume and refuse."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -239,3 +242,26 @@ def test_layers_of_a_target_without_encoder_are_refused(tmp_path, capsys):
     paired = {"sources": [{"kind": "pairs", "paths": [str(tmp_path / "pairs.jsonl")]}], "packing": "documents"}
     assert train(decoder_recipe(folder, tmp_path / "run", data=paired, validation={})) == 2
     assert "sources of kind pairs are pairs for an encoder-decoder, and the target is none" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ddp", "compile"])
+def test_two_processes_and_compiled_code_give_the_weights_of_one(how, tmp_path, monkeypatch):
+    fast = {
+        "schedule": {"steps": 4, "warmup": 1},
+        "validation": {"every": 4, "prompts": 2, "tokens": 4, "k": 2},
+        "checkpoints": {"every": 4},
+    }
+    assert train(recipe(tmp_path, **fast)) == 0
+    other = recipe(
+        tmp_path, output=str(tmp_path / "other"), **fast, **{"ddp": {"distributed": "ddp"}}.get(how, {how: True})
+    )
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"] if how == "ddp" else []
+    command = [sys.executable, "-m", *launcher, "paceline", "train", str(other)]
+    subprocess.run(command, check=True, timeout=500, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    first, second = (load_file(tmp_path / name / "draft" / "model.safetensors") for name in ("run", "other"))
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        # A bias of keys moves all scores of a query alike: its gradient is rounding alone, which Adam scales up.
+        if not name.endswith("k_proj.bias"):
+            torch.testing.assert_close(second[name], tensor, rtol=0, atol=1e-4, msg=name)

@@ -19,6 +19,7 @@ from paceline.models.cpu.gemm import gemm_with_weight
 from paceline.models.cpu.operations import DTYPES, UnsupportedError
 from paceline.models.cpu.packed_weights import gemm_with_layer, pack_linear, pack_linears
 from paceline.models.native.decoder import DecoderLM
+from paceline.models.native.encoder_decoder import EncoderDecoderLM
 
 logger = logging.getLogger("paceline")
 
@@ -42,7 +43,8 @@ def pack_weights(lm: LM, *, beside: nn.Module | None = None) -> None:
     Nothing else may share them but ``beside``, whose parameters are not packed.
     """
     if isinstance(lm, DecoderLM) and isinstance(fastest(lm), CpuDecoder):
-        pack_linears(lm, beside=beside)
+        by_torch = lm.encoder if isinstance(lm, EncoderDecoderLM) and lm.encodes_by_torch else None
+        pack_linears(lm, beside=beside, but=by_torch)
 
 
 def gemm_for(weight: Tensor) -> Callable[[Tensor], Tensor]:

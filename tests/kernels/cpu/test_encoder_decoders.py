@@ -7,14 +7,16 @@ import pytest
 import torch
 
 from paceline.core.tree import Tree
-from paceline.models.backend import fastest
+from paceline.models.backend import fastest, pack_weights
 from paceline.models.cpu.decoder import CpuDecoder
 from paceline.models.cpu.packed_weights import PackedLayer, pack_linears
+from paceline.models.native import encoder as native_encoder
+from paceline.models.native import encoder_decoder as native_encoder_decoder
 from paceline.models.native.attention import SOURCE_KEYS, SOURCE_LENGTH, SOURCE_VALUES
 from paceline.models.sublayers import SkippedSublayers
 from tests.kernels.cpu.test_invariance import chain, one_by_one
 from tests.kernels.cpu.test_kernel import ROWS, TOLERANCE, calls
-from tests.models.encoder_decoders import KINDS, STATES, pair
+from tests.models.encoder_decoders import KINDS, STATES, context, pair
 from tests.models.layouts import path_to, random_tree, texts
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
@@ -144,3 +146,25 @@ def test_packed_encoders_give_the_states_of_eager_ones(kind):
     ):
         for mine, wanted in zip(one, other, strict=True):
             torch.testing.assert_close(mine, wanted, rtol=0.02, atol=0.02)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["whisper", "t5"])
+def test_where_there_are_matrix_tiles_torch_encodes_each_sound_alone(kind, monkeypatch):
+    for module in (native_encoder, native_encoder_decoder):
+        monkeypatch.setattr(module, "has_matrix_tiles", lambda: True)
+    lm = deepcopy(native(kind, torch.bfloat16))
+    pack_weights(lm)
+    by_torch = not any(isinstance(part, PackedLayer) for part in lm.encoder.modules())
+    assert by_torch is lm.encodes_by_torch is (kind == "whisper")
+    assert isinstance(lm.blocks[0].ffn.up, PackedLayer)
+    read, encode = [], lm.encode_inputs
+    monkeypatch.setattr(lm, "encode_inputs", lambda inputs, length: read.append(len(inputs)) or encode(inputs, length))
+    contexts = [context(kind, 700 + index) for index in range(3)]
+    together = [states.clone() for states in lm.encode(contexts)]
+    assert read == ([1, 1, 1] if by_torch else [3])
+    exact = native(kind, torch.float64)
+    for given, states in zip(contexts, together, strict=True):
+        torch.testing.assert_close(states.double(), exact.encode([given])[0], rtol=0.1, atol=0.2)
+    narrow = deepcopy(native(kind, torch.float32))
+    assert not narrow.encodes_by_torch

@@ -189,8 +189,8 @@ def unpack_matrix(panels: Tensor, width: int, unit: int = 2) -> Tensor:
     return weight
 
 
-def pack_linears(lm: DecoderLM, *, beside: nn.Module | None = None) -> None:
-    """Pack the matrices of ``lm`` in place; packed ones are left as they are.
+def pack_linears(lm: DecoderLM, *, beside: nn.Module | None = None, but: nn.Module | None = None) -> None:
+    """Pack the matrices of ``lm`` in place, all ``but`` those of a part; packed ones are left as they are.
 
     For models whose weights nothing else shares but ``beside``: parameters shared with it, or by two layers, are not
     packed. The embedding table is packed if it is tied to the LM head.
@@ -199,8 +199,9 @@ def pack_linears(lm: DecoderLM, *, beside: nn.Module | None = None) -> None:
     layers = [layer for module in modules for layer in module.modules()]
     num_owners = Counter(part.data_ptr() for layer in layers for part in layer.parameters(recurse=False))
     packed: dict[nn.Linear, nn.Linear] = {}
+    left = set[nn.Module]() if but is None else set(but.modules())
     for path, layer in list(lm.named_modules(remove_duplicate=False)):
-        if not isinstance(layer, nn.Linear) or isinstance(layer, PackedLayer):
+        if not isinstance(layer, nn.Linear) or isinstance(layer, PackedLayer) or layer in left:
             continue
         if num_owners[layer.weight.data_ptr()] == 1:
             if layer not in packed:

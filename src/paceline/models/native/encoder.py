@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.hardware.processor import has_matrix_tiles
 from paceline.models.native.attention import WithoutSource
 from paceline.models.native.blocks import make_block
 from paceline.models.native.config import EncoderConfig
@@ -44,9 +45,10 @@ class InputAttention(WithoutSource):
 
 def _dtype_of_sums(x: Tensor) -> torch.dtype:
     """What attention and convolutions of ``x`` compute in: on CPUs the short formats are many times slower than
-    float32, which they are summed in anyway.
+    float32, which they are summed in anyway, unless there are tiles for bfloat16.
     """
-    return torch.float32 if x.device.type == "cpu" and x.dtype.itemsize < 4 else x.dtype
+    slow = x.device.type == "cpu" and x.dtype.itemsize < 4
+    return torch.float32 if slow and not (x.dtype is torch.bfloat16 and has_matrix_tiles()) else x.dtype
 
 
 @final

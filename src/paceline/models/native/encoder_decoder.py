@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from paceline.core.admission import Admission
 from paceline.core.cache import SlotCache, View, Zeros
 from paceline.core.context import Context, ContextInput
+from paceline.hardware.processor import has_matrix_tiles
 from paceline.models.memory import lazy_zeros
 from paceline.models.native.attention import SOURCE_KEYS, SOURCE_LENGTH, SOURCE_VALUES, Source
 from paceline.models.native.blocks import Block
@@ -69,6 +70,13 @@ class EncoderDecoderLM(DecoderLM):
         """How many keys a source begins with that are of none of its states."""
         assert self.config.cross is not None
         return int(self.config.cross.null)
+
+    @property
+    def encodes_by_torch(self) -> bool:
+        """Whether torch is faster than our kernels at the matrices of the encoder, which reads many frames at once."""
+        config = self.config.encoder
+        frames = config is not None and config.num_features is not None
+        return frames and self.device.type == "cpu" and self.dtype is torch.bfloat16 and has_matrix_tiles()
 
     @property
     def encodes_tokens(self) -> bool:
@@ -178,14 +186,18 @@ class EncoderDecoderLM(DecoderLM):
         return Source(list(self.source_keys_values(states)).__getitem__, length + self.num_null)
 
     def _parts(self, contexts: Sequence[Context]) -> Iterator[list[Context]]:
-        """``contexts`` in parts that are encoded together: of similar length, within a bound on the memory."""
+        """``contexts`` in parts that are encoded together: of similar length, within a bound on the memory.
+
+        By torch each alone: in their last bits its states would depend on what is beside them.
+        """
         given = [context for context in contexts if STATES in context.inputs]
         for context in given:
             yield [context]
         rest = sorted((context for context in contexts if STATES not in context.inputs), key=self._size)
         part: list[Context] = []
         for context in rest:
-            if part and (len(part) + 1) * self._size(context) * self._position_bytes > ENCODED_AT_ONCE:
+            together = (len(part) + 1) * self._size(context) * self._position_bytes
+            if part and (together > ENCODED_AT_ONCE or self.encodes_by_torch):
                 yield part
                 part = []
             part.append(context)
