@@ -6,12 +6,11 @@ from typing import cast, final
 from paceline.api.loading import Loaded, runnable
 from paceline.api.named import name_of, read_options
 from paceline.core.tree import Draw
-from paceline.draft_heads.vocab_map import MappedVocab, ReducedVocab
+from paceline.draft_heads.vocab_map import MappedVocab, reduce_vocab
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.host import HostDrafting
 from paceline.drafters.tree.shapes import Shape
-from paceline.models.draft_vocab import with_draft_vocab
 from paceline.models.shared_encoder import reading_from
 from paceline.text.intersection import Intersection, intersect
 from paceline.text.retokenizer import Retokenizer
@@ -107,10 +106,8 @@ def build_model_drafter(
     if found is None:
         if draft.draft_ids is None:
             return DRAFTERS.find("model")(lm=runnable(draft), shape=shape, draws=draws)
-        ids, last = draft.draft_ids.to(draft.lm.device), draft.lm.vocab_size - 1
-        some = ReducedVocab(ids, target_size=target.lm.vocab_size, last_read=last)
-        draft = replace(draft, lm=with_draft_vocab(draft.lm, ids))
-        return DRAFTERS.find("model")(lm=runnable(draft), shape=shape, draws=draws, vocab=some)
+        lm, some = reduce_vocab(draft.lm, draft.draft_ids, target_size=target.lm.vocab_size)
+        return DRAFTERS.find("model")(lm=runnable(replace(draft, lm=lm)), shape=shape, draws=draws, vocab=some)
     if exchange.way == TLI:
         vocab = MappedVocab(
             target_ids=found.target_ids,

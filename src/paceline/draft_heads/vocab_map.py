@@ -12,6 +12,9 @@ from torch import Tensor
 
 from paceline.core.host import integers
 from paceline.draft_heads.draft_sequence import DraftSequence, OneToOne, Spelled, Spellings
+from paceline.models.base import LM
+from paceline.models.draft_vocab import with_draft_vocab
+from paceline.models.native.decoder import DecoderLM
 
 
 class VocabMap(ABC):
@@ -91,6 +94,16 @@ class ReducedVocab(VocabMap):
 
     def spell(self, tokens: Sequence[int]) -> list[int]:
         return [min(token, self._last_read) for token in tokens]
+
+
+def reduce_vocab(lm: LM, ids: Tensor, *, target_size: int) -> tuple[DecoderLM, ReducedVocab]:
+    """``lm`` as one that drafts the tokens ``ids`` [D] alone for a target of ``target_size`` tokens, and its map.
+
+    Raises ValueError as ``ReducedVocab`` and ``with_draft_vocab`` do.
+    """
+    ids = ids.to(lm.device)
+    vocab = ReducedVocab(ids, target_size=target_size, last_read=lm.vocab_size - 1)
+    return with_draft_vocab(lm, ids), vocab
 
 
 @final

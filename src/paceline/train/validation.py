@@ -7,12 +7,11 @@ import torch
 
 from paceline.core.request import Request
 from paceline.draft_heads.base import DraftHead
-from paceline.draft_heads.vocab_map import ReducedVocab
+from paceline.draft_heads.vocab_map import reduce_vocab
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter
 from paceline.models.base import LM
-from paceline.models.draft_vocab import with_draft_vocab
 from paceline.models.native.decoder import DecoderLM
 from paceline.train.acceptance import Acceptance, measure_requests, validation_samplings
 from paceline.train.batches import Batches
@@ -33,9 +32,8 @@ def draft_model_of(task: Distillation) -> Drafter:
     """The drafter that serves the draft model of ``task``."""
     if task.draft_ids is None:
         return ModelDrafter(lm=task.draft)
-    ids, size = task.draft_ids.to(task.draft.device), task.frozen.vocab_size
-    vocab = ReducedVocab(ids, target_size=size, last_read=size - 1)
-    return ModelDrafter(lm=with_draft_vocab(task.draft, ids), vocab=vocab)
+    lm, vocab = reduce_vocab(task.draft, task.draft_ids, target_size=task.frozen.vocab_size)
+    return ModelDrafter(lm=lm, vocab=vocab)
 
 
 @final
