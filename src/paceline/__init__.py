@@ -26,10 +26,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [  # those of paceline.api and paceline.speech, which are not loaded to list them
     "DTYPES",
+    "AsyncEngine",
+    "AsyncStream",
+    "DeadlineError",
+    "DrainingError",
     "EncoderDecoderPrompt",
     "Engine",
+    "EngineError",
     "Interrupted",
     "Loaded",
+    "OverloadedError",
     "Perplexity",
     "Piece",
     "PromptScore",

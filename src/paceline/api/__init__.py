@@ -1,5 +1,7 @@
 """The Python API: load a model, generate with speculative decoding, score sequences."""
 
+from paceline.api.async_engine import AsyncEngine
+from paceline.api.async_streams import AsyncStream, DeadlineError, DrainingError, EngineError, OverloadedError
 from paceline.api.build import build_drafter, build_verifier
 from paceline.api.embedded import embedded_heads, embedded_pair
 from paceline.api.engine import Engine
@@ -17,10 +19,16 @@ from paceline.engine.outputs import RequestStats
 
 __all__ = [
     "DTYPES",
+    "AsyncEngine",
+    "AsyncStream",
+    "DeadlineError",
+    "DrainingError",
     "EncoderDecoderPrompt",
     "Engine",
+    "EngineError",
     "Interrupted",
     "Loaded",
+    "OverloadedError",
     "Perplexity",
     "Piece",
     "PromptScore",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, TypeAlias
 
+from paceline.api.loading import Loaded
 from paceline.core.plan import Fixed, Plan
 from paceline.drafters.base import Drafter
 from paceline.drafters.candidates import CandidateDrafters
@@ -15,7 +16,7 @@ from paceline.engine.copy_plans import MAX_COPIED_TOKENS, CopyPlan
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge, knowledge_of, new_knowledge
 from paceline.engine.mixed_plan import MixedPlan
 from paceline.engine.watch import Watch
-from paceline.models.base import LM
+from paceline.models.base import LM, max_sequence_length
 from paceline.verifiers.base import Verifier
 
 logger = logging.getLogger("paceline")
@@ -140,3 +141,14 @@ def _controller(
         num_search_nodes=drafter.num_search_nodes,
         timed=timed,
     )
+
+
+def room(target: Loaded, num_nodes: int) -> int:
+    """The longest sequence that ``target`` takes beside a draft of ``num_nodes``. Raises ValueError below two."""
+    found = max_sequence_length(target.lm, num_nodes=num_nodes)
+    if found < 2:
+        raise ValueError(
+            f"drafts of {num_nodes} tokens, their root included, leave no room for a sequence in the "
+            f"{target.lm.max_slots} that {target.name} attends to: lower num_draft_tokens"
+        )
+    return found

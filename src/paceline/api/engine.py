@@ -11,12 +11,12 @@ import torch
 from paceline.agreement import agree
 from paceline.api.build import build_drafting, build_verifier, check_options
 from paceline.api.completion import Completion, Criterion
-from paceline.api.draft_length import NumDraftTokens, cut_draft_length, is_controlled, longest_draft, plan_of
+from paceline.api.draft_length import NumDraftTokens, cut_draft_length, is_controlled, longest_draft, plan_of, room
 from paceline.api.drafter_like import DrafterLike, VerifierLike
 from paceline.api.loading import Loaded, ops_of, runnable
 from paceline.api.profiles import ProfileLike, begin_with, check_profile
 from paceline.api.prompts import EncodedPrompt, Prompts
-from paceline.api.requests import ParamsLike, prepare
+from paceline.api.requests import ParamsLike, Prepared, prepare
 from paceline.api.results import Piece, Result
 from paceline.api.sampling_options import SamplingOptions, with_options
 from paceline.api.score import PromptScore
@@ -34,7 +34,6 @@ from paceline.engine.mixed_plan import MixedPlan
 from paceline.engine.runner import runner_for
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.watch import Speed, Watch
-from paceline.models.base import max_sequence_length
 
 logger = logging.getLogger("paceline")
 
@@ -182,18 +181,27 @@ class Engine:
         Raises ValueError naming the prompt or parameter, and TypeError for unknown names, before anything is queued.
         """
         params = with_options(self.submit, params, options)
-        both = (*constraints, *rules)
         prepared = prepare(
             self.target,
             self.decoder,
             prompts,
             params,
             criterion,
-            both,
+            (*constraints, *rules),
             rejected=rejected,
             keep_scores=keep_scores,
             draft_store=draft_store,
         )
+        return self.enqueue(prepared, name=name)
+
+    def prepare(
+        self, prompts: Prompts | Sequence[EncodedPrompt], params: ParamsLike = None, *, draft_store: str = ""
+    ) -> list[Prepared]:
+        """Encode prompts and check parameters for ``enqueue``, in any thread. Raises as ``submit`` does."""
+        return prepare(self.target, self.decoder, prompts, params, None, draft_store=draft_store)
+
+    def enqueue(self, prepared: Sequence[Prepared], *, name: str | None = None) -> Stream:
+        """Queue what ``prepare`` returned and return its stream."""
         completions = [completion for _, completion in prepared]
         pieces: deque[Piece] = deque()
         tickets = [self._scheduler.submit(request, sequence=completion.sequence) for request, completion in prepared]
@@ -258,17 +266,6 @@ class Engine:
     def forget(self, ticket: int) -> None:
         """Drop the statistics of a request that has ended."""
         self._scheduler.forget(ticket)
-
-
-def room(target: Loaded, num_nodes: int) -> int:
-    """The longest sequence that ``target`` takes beside a draft of ``num_nodes``. Raises ValueError below two."""
-    found = max_sequence_length(target.lm, num_nodes=num_nodes)
-    if found < 2:
-        raise ValueError(
-            f"drafts of {num_nodes} tokens, their root included, leave no room for a sequence in the "
-            f"{target.lm.max_slots} that {target.name} attends to: lower num_draft_tokens"
-        )
-    return found
 
 
 def engine_for(

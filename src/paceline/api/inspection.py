@@ -6,7 +6,8 @@ import torch
 
 from paceline.api.checkpoint import Checkpoint
 from paceline.api.cross_vocabulary import choose_exchange
-from paceline.api.engine import LONGEST, room
+from paceline.api.draft_length import room
+from paceline.api.engine import LONGEST
 from paceline.core.registry import Registry
 from paceline.drafters import DRAFTERS
 from paceline.drafters.base import Drafter

@@ -20,6 +20,7 @@ from paceline.decode import Decoder
 from paceline.models.native.encoder_decoder import TOKENS
 
 ParamsLike: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+Prepared: TypeAlias = tuple[Request, Completion]
 
 
 def prepare(
@@ -33,7 +34,7 @@ def prepare(
     rejected: bool = False,
     keep_scores: bool = False,
     draft_store: str = "",
-) -> list[tuple[Request, Completion]]:
+) -> list[Prepared]:
     """The request of every sample of every prompt, and its completion; ``Engine.submit`` documents how seeds are split.
 
     ``constraints`` are applied after those of the parameters; ``rejected``, ``keep_scores`` and ``draft_store``
@@ -43,7 +44,7 @@ def prepare(
     shared = params is None or isinstance(params, SamplingParams)
     options = per_prompt(params, len(encoded))
     fresh, num_samples = secrets.randbits(63), 0
-    prepared: list[tuple[Request, Completion]] = []
+    prepared: list[Prepared] = []
     for index, (prompt, option) in enumerate(zip(encoded, options, strict=True)):
         base = fresh if option.seed is None else option.seed
         # A fresh seed is split per prompt even where each prompt has parameters of its own.

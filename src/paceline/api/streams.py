@@ -62,6 +62,12 @@ class Stream:
             self._ended += 1
         return self._ended == len(self._completions)
 
+    def take(self) -> list[Piece]:
+        """The pieces that are there, without advancing the engine."""
+        pieces = list(self._pieces)
+        self._pieces.clear()
+        return pieces
+
     def close(self) -> None:
         """Cancel the completions that have not ended; their results stay available."""
         for ticket in self._tickets:
