@@ -1,0 +1,107 @@
+"""The routes of the server."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+import paceline
+from paceline.api.async_engine import AsyncEngine
+from paceline.api.engine import Engine
+from paceline.serve.errors import ApiError, add_handlers, response_of
+from paceline.serve.generation import ChatAnswer, CompletionAnswer, Server, chat_tokens
+from paceline.serve.guard import Guard
+from paceline.serve.replies import spelled
+from paceline.serve.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from paceline.serve.settings import Settings
+
+
+def make_app(engine: Engine, settings: Settings, *, max_waiting: int = 256, drain_seconds: float = 30.0) -> FastAPI:
+    """An application that serves ``engine``, which nobody else may use. Ended, it finishes what runs, at most
+    ``drain_seconds`` long.
+    """
+    served = AsyncEngine(engine, max_waiting=max_waiting)
+    server, started = Server(served, settings), int(time.time())
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with served:
+            yield
+            await served.drain(drain_seconds)
+
+    # Its pages about itself would load scripts from elsewhere; /openapi.json stays.
+    app = FastAPI(title="Paceline", version=paceline.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(Guard, settings=settings)
+    add_handlers(app)
+
+    @app.get("/health")
+    async def health() -> Response:
+        if not served.alive:
+            return response_of(ApiError(503, "the engine has ended; start the server again"))
+        return Response()
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": paceline.__version__}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, object]:
+        return {"object": "list", "data": [model_of(name) for name in settings.names]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, object]:
+        server.check_model(name)
+        return model_of(name)
+
+    def model_of(name: str) -> dict[str, object]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": started,
+            "owned_by": "paceline",
+            "root": settings.names[0],
+            "max_model_len": server.max_length,
+        }
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        return await CompletionAnswer(server, body, client_of(request)).respond()
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatBody, request: Request) -> Response:
+        return await ChatAnswer(server, body, client_of(request)).respond()
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> JSONResponse:
+        server.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "give one of prompt and messages", param="prompt")
+        if body.messages is not None:
+            tokens = await chat_tokens(server, body.messages, body)
+        else:
+            assert body.prompt is not None
+            server.check_text(body.prompt, "prompt")
+            encode = server.tokenizer.encode
+            tokens = await asyncio.to_thread(encode, body.prompt, special=body.add_special_tokens)
+        texts = [spelled(server.tokenizer, token) for token in tokens] if body.return_token_strs else None
+        return JSONResponse(
+            {"count": len(tokens), "max_model_len": server.max_length, "tokens": tokens, "token_strs": texts}
+        )
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> JSONResponse:
+        server.check_model(body.model)
+        unknown = next((token for token in body.tokens if not server.tokenizer.is_known(token)), None)
+        if unknown is not None:
+            raise ApiError(400, f"tokens: {unknown} is not in the vocabulary", param="tokens")
+        return JSONResponse({"prompt": server.tokenizer.decode(body.tokens, skip_special=False)})
+
+    return app
+
+
+def client_of(request: Request) -> str:
+    """Whose request it is, for fairness and for what drafters may copy from: the client's key, else its address."""
+    return request.headers.get("authorization") or (request.client.host if request.client else "")

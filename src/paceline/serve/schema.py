@@ -1,0 +1,87 @@
+"""The bodies of requests. Sampling options stand beside OpenAI's own fields, by the names of ``SamplingParams``."""
+
+from dataclasses import fields
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+
+from paceline.api.params import SamplingParams
+
+IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id")
+OWN = (
+    "logprobs",
+    "prompt_logprobs",
+    "detokenize",
+    "logits_processors",
+    "n",
+    "negative_prompt",
+)  # read otherwise, or not
+SAMPLING = tuple(field.name for field in fields(SamplingParams) if field.name not in OWN)
+Token: TypeAlias = Annotated[StrictInt, Field(ge=0)]
+
+
+class Body(BaseModel):
+    """Fields that are not listed are kept, to be refused by name unless they are sampling options."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class JsonSchema(Body):
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class GenerationBody(Body):
+    """What requests for completions and for chats have in common."""
+
+    model: StrictStr | None = None
+    n: Annotated[StrictInt, Field(ge=1)] = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    priority: StrictInt = 0
+    best_of: StrictInt | None = None
+
+
+class CompletionBody(GenerationBody):
+    prompt: StrictStr | list[Token] | list[StrictStr] | list[list[Token]]
+    echo: bool = False
+    suffix: StrictStr | None = None
+    logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
+
+
+class Message(Body):
+    role: StrictStr
+    content: StrictStr | list[dict[str, Any]] | None = None
+
+
+class ChatBody(GenerationBody):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: StrictInt | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+class TokenizeBody(Body):
+    model: StrictStr | None = None
+    prompt: StrictStr | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Body):
+    model: StrictStr | None = None
+    tokens: list[Token]

@@ -1,0 +1,27 @@
+"""What a server is told at its start: names, keys, and the limits of a request."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one request may ask for at most; the number of its tokens is the engine's."""
+
+    body_bytes: int = 4 << 20
+    prompts: int = 64
+    samples: int = 16  # of a prompt (n)
+    outputs: int = 128  # of a request: prompts times samples
+    stop_strings: int = 16
+    stop_characters: int = 256  # of one
+    grammar_bytes: int = 64 << 10
+    seconds: float | None = None  # from its arrival to its last token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """``names`` are those that a request may call the model by, the first of them what answers call it."""
+
+    names: tuple[str, ...]
+    api_key: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    per_request_metrics: bool = False  # they tell what was accepted, and so something of the text
