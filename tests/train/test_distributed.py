@@ -60,6 +60,7 @@ def test_two_processes_match_one(name, fields, accumulate, tmp_path):
     assert_matches_one_process(tmp_path, found, **fields)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_run_resumes_with_another_number_of_processes(name, tmp_path):
     launch(tmp_path / "two", name, joint=True, processes=2, until=4)
