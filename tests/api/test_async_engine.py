@@ -272,14 +272,24 @@ def test_a_thread_that_ends_says_so_to_all(monkeypatch):
             slow(served)
             first = await served.submit(PROMPTS[0], max_tokens=80)
             await anext(first)
-            monkeypatch.setattr(served, "_expire", partial(int, "x"))
             second = await served.submit(PROMPTS[0], max_tokens=4)
+            monkeypatch.setattr(served, "_expire", partial(int, "x"))
             for stream in (first, second):
-                with pytest.raises(EngineError, match="a step failed"):
+                with pytest.raises(EngineError, match="the engine has ended by an error: invalid literal"):
                     await stream.results()
             assert not served.alive
             with pytest.raises(EngineError, match="the engine's thread does not run"):
                 await served.submit(PROMPTS[0])
+
+    running(check())
+
+
+def test_what_reaches_the_thread_too_late_is_reported():
+    async def check():
+        async with AsyncEngine(engine(batch_size=1)) as served:
+            served._orders.put(served._stop)
+            with pytest.raises(EngineError, match="the engine's thread does not run|the engine has ended"):
+                await (await served.submit(PROMPTS[0], max_tokens=4)).results()
 
     running(check())
 

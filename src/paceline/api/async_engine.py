@@ -181,6 +181,7 @@ class AsyncEngine:
     def _run(self, num_threads: int) -> None:
         assert self._loop is not None and self._ended is not None
         torch.set_num_threads(num_threads)
+        reason = "the engine has ended"
         try:
             while not self._stopping:
                 self._obey()
@@ -190,10 +191,12 @@ class AsyncEngine:
                 self._end(entry, None)
         except BaseException as error:  # a fault of this class, not of a step
             logger.exception("the engine's thread has ended")
-            self._fail((*self._waiting, *self._running.values()), error)
+            reason = f"the engine has ended by an error: {error}"
         finally:
             self._stopping = True
-            self._tell(self._ended.set)
+            for entry in self._running.values():
+                entry.stream = None  # while this thread still has the scheduler to itself
+            self._tell(self._finish, reason)
 
     def _obey(self) -> None:
         """Do what tasks asked for; wait for something where there is nothing else to do."""
@@ -275,6 +278,13 @@ class AsyncEngine:
             self._loop.call_soon_threadsafe(order, *arguments)
 
     # And this in the event loop.
+
+    def _finish(self, reason: str) -> None:
+        """The thread has ended: so have the requests that it left, or never saw."""
+        assert self._ended is not None
+        self._ended.set()
+        for number in list(self._streams):
+            self._deliver(number, (), None, EngineError(reason))
 
     def _admitted(self, num_tokens: int) -> None:
         self._pending -= 1

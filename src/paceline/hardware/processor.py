@@ -4,8 +4,6 @@ import os
 import platform
 from pathlib import Path
 
-import torch
-
 
 def processor_name() -> str:
     """The processor's name; platform.processor() is empty on most Linux systems."""
@@ -33,5 +31,7 @@ def has_matrix_tiles() -> bool:
 
     For hundreds of rows at once that is several times the speed of vector instructions, with which our kernels do it.
     """
+    import torch  # here, because the command line names processors before it needs torch
+
     supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return supported is not None and bool(supported())
