@@ -34,8 +34,9 @@ def params(index, **options):
 
 def slow(served, seconds=0.02):
     """Let every step take that long at least, so that long outputs are not done before something else happens."""
-    advance = served.engine.advance
-    served.engine.advance = lambda: (threading.Event().wait(seconds), advance())
+    advance, steps = served.engine.advance, []
+    served.engine.advance = lambda: (steps.append(None), threading.Event().wait(seconds), advance())
+    return steps
 
 
 def is_clean(served):
@@ -96,7 +97,7 @@ def test_a_client_that_leaves_frees_its_row_within_a_step(how):
 
     async def check():
         async with AsyncEngine(engine(batch_size=1)) as served:
-            slow(served, 0.005)
+            steps = slow(served, 0.005)
             if how == "task":
                 task = asyncio.create_task(read(served))
                 await asyncio.sleep(0.05)
@@ -114,6 +115,7 @@ def test_a_client_that_leaves_frees_its_row_within_a_step(how):
                 gc.collect()
             (result,) = await served.generate(PROMPTS[1], params(0))
             assert list(result.token_ids) == naive(PROMPTS[1], params(0), seed=0)
+            assert len(steps) < 60, "the eighty tokens of the first were not all made"
         gc.collect()
         assert is_clean(served)
 

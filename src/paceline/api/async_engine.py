@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Unpack, final
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -61,7 +62,8 @@ class AsyncEngine:
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # for the thread
         self._waiting: FairQueue[_Submission] = FairQueue()
         self._running: dict[int, _Submission] = {}
-        self._streams: dict[int, AsyncStream] = {}
+        # Weak, so that a stream which its task has forgotten is collected, and with that cancelled.
+        self._streams: WeakValueDictionary[int, AsyncStream] = WeakValueDictionary()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._numbers, self._pending, self._pending_tokens = 0, 0, 0

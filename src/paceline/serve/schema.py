@@ -27,15 +27,21 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
+    """What a stream has beside its tokens."""
+
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class JsonSchema(Body):
+    """The schema of an answer in JSON."""
+
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class ResponseFormat(Body):
+    """The form of an answer, as OpenAI names it."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -53,6 +59,8 @@ class GenerationBody(Body):
 
 
 class CompletionBody(GenerationBody):
+    """Of ``/v1/completions``."""
+
     prompt: StrictStr | list[Token] | list[StrictStr] | list[list[Token]]
     echo: bool = False
     suffix: StrictStr | None = None
@@ -60,11 +68,15 @@ class CompletionBody(GenerationBody):
 
 
 class Message(Body):
+    """One message of a chat; a content of parts is of text alone."""
+
     role: StrictStr
     content: StrictStr | list[dict[str, Any]] | None = None
 
 
 class ChatBody(GenerationBody):
+    """Of ``/v1/chat/completions``."""
+
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: StrictInt | None = None
     logprobs: bool = False
@@ -74,6 +86,8 @@ class ChatBody(GenerationBody):
 
 
 class TokenizeBody(Body):
+    """Of ``/tokenize``."""
+
     model: StrictStr | None = None
     prompt: StrictStr | None = None
     messages: list[Message] | None = None
@@ -83,5 +97,7 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
+    """Of ``/detokenize``."""
+
     model: StrictStr | None = None
     tokens: list[Token]
