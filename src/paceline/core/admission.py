@@ -59,3 +59,11 @@ class Admission:
             for row, request, prefix in admitted
             if request.context is not None and prefix.length == 0
         ]
+
+    @property
+    def rows_of_contexts(self) -> dict[Context, list[int]]:
+        """The same, equal contexts once with all of their rows."""
+        rows: dict[Context, list[int]] = {}
+        for row, context in self.new_contexts:
+            rows.setdefault(context, []).append(row)
+        return rows

@@ -32,8 +32,7 @@ from paceline.models.adapter.support import (
     read_context,
 )
 from paceline.models.directory import ModelError
-from paceline.models.memory import lazy_zeros
-from paceline.models.native.attention import SOURCE_KEYS, SOURCE_LENGTH, SOURCE_VALUES, TreeAttention
+from paceline.models.native.attention import SOURCE_KEYS, SOURCE_LENGTH, SOURCE_VALUES, TreeAttention, add_sources
 from paceline.models.native.encoder_decoder import STATES, TOKENS
 
 SOURCE_FIELDS = ("max_encoder_position_embeddings", *CONTEXT_FIELDS)
@@ -133,21 +132,13 @@ class TransformersEncoderDecoderLM(TransformersLM):
     def new_cache(self, rows: int, capacity: int) -> SlotCache:
         """As a decoder's, with room for the sources of all rows."""
         cache = super().new_cache(rows, capacity)
-        shape = (rows, len(self.source.layers), self.source.most, *self.source.size)
-        for name in (SOURCE_KEYS, SOURCE_VALUES):
-            on_cpu = self.device.type == "cpu"
-            cache.row_state[name] = (
-                lazy_zeros(shape, self.dtype) if on_cpu else torch.zeros(shape, dtype=self.dtype, device=self.device)
-            )
-        cache.row_state[SOURCE_LENGTH] = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        add_sources(cache, (rows, len(self.source.layers), self.source.most, *self.source.size), self.dtype)
         return cache
 
     def admit(self, cache: View, admission: Admission) -> View:
         """Copy prefixes with their sources, and read the sources of the other rows: equal ones once."""
         view = super().admit(cache, admission)
-        rows: dict[Context, list[int]] = {}
-        for row, context in admission.new_contexts:
-            rows.setdefault(context, []).append(row)
+        rows = admission.rows_of_contexts
         for context, own in rows.items():
             self._store(cache.storage, own, self.encode(context))
         return view

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.core.cache import View
+from paceline.core.cache import SlotCache, View
 from paceline.core.tree import Tree
+from paceline.models.memory import lazy_zeros
 
 
 class Attend(Protocol):
@@ -60,6 +61,17 @@ class Source:
 
 
 SOURCE_KEYS, SOURCE_VALUES, SOURCE_LENGTH = "source keys", "source values", "source length"  # of a cache's row state
+
+
+def add_sources(cache: SlotCache, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Give ``cache`` room for the keys and values of its rows' sources, [R, L, X, K, E] as ``shape``. On the CPU it
+    takes memory when it is written.
+    """
+    device = cache.length.device
+    for name in (SOURCE_KEYS, SOURCE_VALUES):
+        on_cpu = device.type == "cpu"
+        cache.row_state[name] = lazy_zeros(shape, dtype) if on_cpu else torch.zeros(shape, dtype=dtype, device=device)
+    cache.row_state[SOURCE_LENGTH] = torch.zeros(shape[0], dtype=torch.int64, device=device)
 
 
 def cached_source(cache: View) -> Source | None:

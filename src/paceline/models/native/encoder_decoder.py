@@ -15,8 +15,7 @@ from paceline.core.admission import Admission
 from paceline.core.cache import SlotCache, View, Zeros
 from paceline.core.context import Context, ContextInput
 from paceline.hardware.processor import has_matrix_tiles
-from paceline.models.memory import lazy_zeros
-from paceline.models.native.attention import SOURCE_KEYS, SOURCE_LENGTH, SOURCE_VALUES, Source
+from paceline.models.native.attention import SOURCE_KEYS, SOURCE_LENGTH, SOURCE_VALUES, Source, add_sources
 from paceline.models.native.blocks import Block
 from paceline.models.native.config import DecoderConfig
 from paceline.models.native.decoder import DecoderLM
@@ -119,21 +118,15 @@ class EncoderDecoderLM(DecoderLM):
         """As a decoder's, with room for the sources of all rows, which on the CPU takes memory when it is written."""
         config, cache = self.config, super().new_cache(rows, capacity, zeros=zeros)
         assert config.cross is not None
-        shape = (rows, config.num_layers, config.cross.max_slots, config.num_kv_heads, config.head_dim)
-        for name in (SOURCE_KEYS, SOURCE_VALUES):
-            on_cpu = self.device.type == "cpu"
-            cache.row_state[name] = (
-                lazy_zeros(shape, self.dtype) if on_cpu else torch.zeros(shape, dtype=self.dtype, device=self.device)
-            )
-        cache.row_state[SOURCE_LENGTH] = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        add_sources(
+            cache, (rows, config.num_layers, config.cross.max_slots, config.num_kv_heads, config.head_dim), self.dtype
+        )
         return cache
 
     def admit(self, cache: View, admission: Admission) -> View:
         """Copy prefixes with their sources, and read the sources of the other rows: equal ones once."""
         view = super().admit(cache, admission)
-        rows: dict[Context, list[int]] = {}
-        for row, context in admission.new_contexts:
-            rows.setdefault(context, []).append(row)
+        rows = admission.rows_of_contexts
         state = cache.storage.row_state
         for context, states in zip(rows, self.encode(list(rows)), strict=True):
             size = len(states) + self.num_null
