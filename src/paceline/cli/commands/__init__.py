@@ -17,6 +17,7 @@ from paceline.cli.commands.inspect import Inspect
 from paceline.cli.commands.options import Options
 from paceline.cli.commands.roofline import Roofline
 from paceline.cli.commands.score import Score
+from paceline.cli.commands.serve import Serve
 from paceline.cli.commands.skip_search import SkipSearch
 from paceline.cli.commands.train import Train
 from paceline.cli.commands.train_auto import TrainAuto
@@ -28,6 +29,7 @@ from paceline.cli.commands.tree import Tree
 COMMANDS: dict[str, type[Command]] = {
     "demo": Demo,
     "generate": Generate,
+    "serve": Serve,
     "score": Score,
     "transcribe": Transcribe,
     "inspect": Inspect,
