@@ -3,15 +3,18 @@
 import logging
 import re
 import uuid
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from itertools import takewhile
-
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
+from typing import TYPE_CHECKING, Any
 
 from paceline.api.async_streams import DeadlineError, DrainingError, OverloadedError
+
+if TYPE_CHECKING:  # FastAPI is an extra: what answers requests of files, too, does without
+    from fastapi import FastAPI, Request
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse
+    from starlette.exceptions import HTTPException
 
 logger = logging.getLogger("paceline")
 
@@ -33,8 +36,10 @@ def body_of(error: ApiError) -> dict[str, object]:
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.status}}
 
 
-def response_of(error: ApiError) -> JSONResponse:
+def response_of(error: ApiError) -> "JSONResponse":
     """Its answer. One that may succeed later says when to try again."""
+    from fastapi.responses import JSONResponse
+
     headers = {"Retry-After": "1"} if error.status in (429, 503) else None
     return JSONResponse(body_of(error), status_code=error.status, headers=headers)
 
@@ -56,25 +61,32 @@ def api_error(error: Exception) -> ApiError:
     return ApiError(500, f"the server failed on this request; its log says why, under {number}")
 
 
-def add_handlers(app: FastAPI) -> None:
+def invalid_body(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """What pydantic found wrong with a body."""
+    # Of a field that may have one of several forms there is an error for each; the deepest is of the likeliest.
+    first = max(errors, key=lambda one: len(one["loc"]))
+    place = [str(part) for part in first["loc"] if part != "body"]
+    param = ".".join(takewhile(lambda part: not FORM.match(part), place)) or None
+    found = first.get("input")
+    shown = "" if first["type"] == "missing" or isinstance(found, dict | list) else f", not {found!r:.80}"
+    return ApiError(400, f"{param or 'body'}: {first['msg']}{shown}", param=param)
+
+
+def add_handlers(app: "FastAPI") -> None:
     """Let ``app`` answer every error in this form."""
+    from fastapi.exceptions import RequestValidationError
+    from starlette.exceptions import HTTPException
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:  # pyright: ignore[reportUnusedFunction]
-        # Of a field that may have one of several forms there is an error for each; the deepest is of the likeliest.
-        first = max(error.errors(), key=lambda one: len(one["loc"]))
-        place = [str(part) for part in first["loc"] if part != "body"]
-        param = ".".join(takewhile(lambda part: not FORM.match(part), place)) or None
-        found = first.get("input")
-        shown = "" if first["type"] == "missing" or isinstance(found, dict | list) else f", not {found!r:.80}"
-        return response_of(ApiError(400, f"{param or 'body'}: {first['msg']}{shown}", param=param))
+    async def invalid(_: "Request", error: "RequestValidationError") -> "JSONResponse":  # pyright: ignore[reportUnusedFunction]
+        return response_of(invalid_body(error.errors()))
 
     @app.exception_handler(HTTPException)
-    async def refused(_: Request, error: HTTPException) -> JSONResponse:  # pyright: ignore[reportUnusedFunction]
+    async def refused(_: "Request", error: "HTTPException") -> "JSONResponse":  # pyright: ignore[reportUnusedFunction]
         return response_of(ApiError(error.status_code, str(error.detail or HTTPStatus(error.status_code).phrase)))
 
     @app.exception_handler(Exception)
-    async def failed(_: Request, error: Exception) -> JSONResponse:  # pyright: ignore[reportUnusedFunction]
+    async def failed(_: "Request", error: Exception) -> "JSONResponse":  # pyright: ignore[reportUnusedFunction]
         return response_of(api_error(error))
 
     app.add_exception_handler(ApiError, failed)

@@ -8,9 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, final
-
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from typing import TYPE_CHECKING, Any, final
 
 from paceline.api.async_engine import AsyncEngine
 from paceline.api.async_streams import AsyncStream
@@ -22,6 +20,9 @@ from paceline.serve.sampling import chat_params, completion_params
 from paceline.serve.schema import ChatBody, CompletionBody, GenerationBody, Message
 from paceline.serve.settings import Settings
 from paceline.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # an extra, which answers to requests of files do without
+    from fastapi.responses import Response
 
 CHARACTERS = 64  # of a token at most, on average: a longer text is too long before it is encoded
 
@@ -48,15 +49,20 @@ class Server:
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError for a name that the model does not have."""
-        names = self.settings.names
-        if name is not None and name not in names:
-            raise ApiError(404, f"model {name!r} does not exist; this server has {', '.join(names)}", param="model")
+        check_model(self.settings, name)
 
     def check_text(self, text: str, param: str) -> None:
         """Raise ApiError for a text that is certainly too long."""
         if len(text) > CHARACTERS * self.max_length:
             reason = f"{param} has {len(text)} characters, too many for a context of {self.max_length} tokens"
             raise ApiError(400, reason, param=param)
+
+
+def check_model(settings: Settings, name: str | None) -> None:
+    """Raise ApiError for a name that the model does not have."""
+    if name is not None and name not in settings.names:
+        known = ", ".join(settings.names)
+        raise ApiError(404, f"model {name!r} does not exist; this server has {known}", param="model")
 
 
 class Answer(ABC):
@@ -87,8 +93,8 @@ class Answer(ABC):
         """Choices of the first event."""
         return ()
 
-    async def respond(self) -> Response:
-        """Submit, and answer. Raises ApiError and what submitting raises, before anything is sent."""
+    async def submit(self) -> AsyncStream:
+        """Submit the request. Raises ApiError, and what submitting raises."""
         limits = self.server.settings.limits
         params, prompts = self.params(), await self.prompts()
         if len(prompts) > limits.prompts:
@@ -99,9 +105,15 @@ class Answer(ABC):
                 f"n={params.n} of {len(prompts)} prompts: at most {limits.outputs} outputs are made for a request",
                 param="n",
             )
-        stream = await self.server.engine.submit(
+        return await self.server.engine.submit(
             prompts, params, priority=self.body.priority, client=self.client, timeout=limits.seconds
         )
+
+    async def respond(self) -> "Response":
+        """Submit, and answer. Raises as ``submit`` does, before anything is sent."""
+        from fastapi.responses import JSONResponse, StreamingResponse
+
+        stream = await self.submit()
         if self.body.stream:
             return StreamingResponse(self.events(stream), media_type="text/event-stream")
         async with stream:

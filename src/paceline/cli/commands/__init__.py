@@ -3,6 +3,7 @@
 from paceline.cli.command import Command
 from paceline.cli.commands.advise import Advise
 from paceline.cli.commands.audit import Audit
+from paceline.cli.commands.batch_run import BatchRun
 from paceline.cli.commands.bench import Bench
 from paceline.cli.commands.bench_report import BenchReport
 from paceline.cli.commands.data_features import DataFeatures
@@ -28,6 +29,7 @@ from paceline.cli.commands.tree import Tree
 COMMANDS: dict[str, type[Command]] = {
     "demo": Demo,
     "generate": Generate,
+    "batch run": BatchRun,
     "score": Score,
     "transcribe": Transcribe,
     "inspect": Inspect,
