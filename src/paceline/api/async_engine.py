@@ -87,6 +87,16 @@ class AsyncEngine:
         return self._thread is not None and self._thread.is_alive() and not self._stopping
 
     @property
+    def draining(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._draining
+
+    @property
+    def num_open(self) -> int:
+        """Submissions that have not ended."""
+        return len(self._streams)
+
+    @property
     def num_waiting(self) -> int:
         """Submissions that have no row yet."""
         return len(self._waiting)

@@ -55,7 +55,8 @@ def at_least(minimum: int) -> Parameter:
     return Parameter(validator=check)
 
 
-def _check_model(_: object, value: str | Path | None) -> None:
+def check_model(_: object, value: str | Path | None) -> None:
+    """Raise ValueError for a path or Hub id that cannot be of a model."""
     if value is not None:
         try:
             check_path(value)
@@ -65,7 +66,7 @@ def _check_model(_: object, value: str | Path | None) -> None:
 
 def _check_model_or_head(_: object, value: str | Path | None) -> None:
     if value is not None and not is_head(value):
-        _check_model(_, value)
+        check_model(_, value)
 
 
 def _check_threads(_: object, value: int | None) -> None:
@@ -74,7 +75,7 @@ def _check_threads(_: object, value: int | None) -> None:
 
 
 # A directory or a Hub id: a mistyped path is refused before torch is loaded.
-MODEL_PATH = Parameter(validator=_check_model)
+MODEL_PATH = Parameter(validator=check_model)
 MODEL_OR_HEAD_PATH = Parameter(validator=_check_model_or_head)
 # A positional argument: a word that begins with a hyphen is an option, known or not.
 POSITIONAL = Parameter(allow_leading_hyphen=False)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 
 import paceline
@@ -19,11 +20,18 @@ from paceline.serve.schema import ChatBody, CompletionBody, DetokenizeBody, Toke
 from paceline.serve.settings import Settings
 
 
-def make_app(engine: Engine, settings: Settings, *, max_waiting: int = 256, drain_seconds: float = 30.0) -> FastAPI:
-    """An application that serves ``engine``, which nobody else may use. Ended, it finishes what runs, at most
-    ``drain_seconds`` long.
+def make_app(
+    engine: Engine,
+    settings: Settings,
+    *,
+    max_waiting: int = 256,
+    max_waiting_tokens: int | None = None,
+    drain_seconds: float = 30.0,
+) -> FastAPI:
+    """An application that serves ``engine``, which nobody else may use; ``state.engine`` is the AsyncEngine that does.
+    Ended, it finishes what runs, at most ``drain_seconds`` long.
     """
-    served = AsyncEngine(engine, max_waiting=max_waiting)
+    served = AsyncEngine(engine, max_waiting=max_waiting, max_waiting_tokens=max_waiting_tokens)
     server, started = Server(served, settings), int(time.time())
 
     @asynccontextmanager
@@ -34,13 +42,19 @@ def make_app(engine: Engine, settings: Settings, *, max_waiting: int = 256, drai
 
     # Its pages about itself would load scripts from elsewhere; /openapi.json stays.
     app = FastAPI(title="Paceline", version=paceline.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.engine = served
     app.add_middleware(Guard, settings=settings)
+    if settings.allowed_origins:  # around the guard, for browsers ask without a key whether they may ask
+        origins = list(settings.allowed_origins)
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     add_handlers(app)
 
     @app.get("/health")
     async def health() -> Response:
         if not served.alive:
             return response_of(ApiError(503, "the engine has ended; start the server again"))
+        if served.draining:
+            return response_of(ApiError(503, "the server is ending, and takes no more requests"))
         return Response()
 
     @app.get("/version")

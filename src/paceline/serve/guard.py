@@ -19,8 +19,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        key = self.settings.api_key
-        if key is not None and not hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {key}".encode()):
+        if self.settings.api_keys and not self._knows(headers.get(b"authorization", b"")):
             error = ApiError(401, "the key is missing or wrong: send it as `Authorization: Bearer KEY`")
             await response_of(error)(scope, receive, send)
             return
@@ -50,3 +49,7 @@ class Guard:
                 await response_of(too_large)(scope, receive, send)
 
         await self.app(scope, counted, answer)
+
+    def _knows(self, given: bytes) -> bool:
+        """Whether a key is sent; the time that this takes tells nothing of them."""
+        return any([hmac.compare_digest(given, f"Bearer {key}".encode()) for key in self.settings.api_keys])

@@ -22,6 +22,7 @@ class Settings:
     """``names`` are those that a request may call the model by, the first of them what answers call it."""
 
     names: tuple[str, ...]
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = ()  # a client has to send one of them; () lets everybody in
     limits: Limits = field(default_factory=Limits)
     per_request_metrics: bool = False  # they tell what was accepted, and so something of the text
+    allowed_origins: tuple[str, ...] = ()  # web pages whose scripts may ask

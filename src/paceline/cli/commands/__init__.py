@@ -18,6 +18,7 @@ from paceline.cli.commands.inspect import Inspect
 from paceline.cli.commands.options import Options
 from paceline.cli.commands.roofline import Roofline
 from paceline.cli.commands.score import Score
+from paceline.cli.commands.serve import Serve
 from paceline.cli.commands.skip_search import SkipSearch
 from paceline.cli.commands.train import Train
 from paceline.cli.commands.train_auto import TrainAuto
@@ -30,6 +31,7 @@ COMMANDS: dict[str, type[Command]] = {
     "demo": Demo,
     "generate": Generate,
     "batch run": BatchRun,
+    "serve": Serve,
     "score": Score,
     "transcribe": Transcribe,
     "inspect": Inspect,
