@@ -5,6 +5,7 @@ from paceline.cli.commands.advise import Advise
 from paceline.cli.commands.audit import Audit
 from paceline.cli.commands.bench import Bench
 from paceline.cli.commands.bench_report import BenchReport
+from paceline.cli.commands.chat import Chat
 from paceline.cli.commands.data_features import DataFeatures
 from paceline.cli.commands.data_prepare import DataPrepare
 from paceline.cli.commands.data_regenerate import DataRegenerate
@@ -28,6 +29,7 @@ from paceline.cli.commands.tree import Tree
 COMMANDS: dict[str, type[Command]] = {
     "demo": Demo,
     "generate": Generate,
+    "chat": Chat,
     "score": Score,
     "transcribe": Transcribe,
     "inspect": Inspect,
