@@ -6,6 +6,7 @@ from paceline.cli.commands.audit import Audit
 from paceline.cli.commands.batch_run import BatchRun
 from paceline.cli.commands.bench import Bench
 from paceline.cli.commands.bench_report import BenchReport
+from paceline.cli.commands.chat import Chat
 from paceline.cli.commands.data_features import DataFeatures
 from paceline.cli.commands.data_prepare import DataPrepare
 from paceline.cli.commands.data_regenerate import DataRegenerate
@@ -30,8 +31,9 @@ from paceline.cli.commands.tree import Tree
 COMMANDS: dict[str, type[Command]] = {
     "demo": Demo,
     "generate": Generate,
-    "batch run": BatchRun,
+    "chat": Chat,
     "serve": Serve,
+    "batch run": BatchRun,
     "score": Score,
     "transcribe": Transcribe,
     "inspect": Inspect,
