@@ -5,6 +5,7 @@ from paceline.cli.commands.advise import Advise
 from paceline.cli.commands.audit import Audit
 from paceline.cli.commands.bench import Bench
 from paceline.cli.commands.bench_report import BenchReport
+from paceline.cli.commands.convert import Convert
 from paceline.cli.commands.data_features import DataFeatures
 from paceline.cli.commands.data_prepare import DataPrepare
 from paceline.cli.commands.data_regenerate import DataRegenerate
@@ -40,6 +41,7 @@ COMMANDS: dict[str, type[Command]] = {
     "train": Train,
     "train auto": TrainAuto,
     "train report": TrainReport,
+    "convert": Convert,
     "export": Export,
     "bench": Bench,
     "bench report": BenchReport,
