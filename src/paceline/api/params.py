@@ -270,6 +270,10 @@ _logprobs = values.count(0, f"a count from 0 to {MAX_LOGPROBS}, or None (off)", 
 READERS: dict[str, values.Reader] = {
     **{name: refusal.read for name, refusal in NOT_YET.items()},
     **dict.fromkeys(FILTERS, values.real),
+    "temperature": values.number(
+        lambda value: value == 0 or 1 / values.LARGEST <= value < values.INF,
+        f"a finite number of at least 0 (0 is greedy), others from {1 / values.LARGEST:g}",
+    ),
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), _penalty),
     **dict.fromkeys(("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"), values.flag),
     **dict.fromkeys(("stop_token_ids", "suppress_tokens", "begin_suppress_tokens"), values.ids),
