@@ -13,7 +13,10 @@ class Limits:
     samples: int = 16  # of a prompt (n)
     outputs: int = 128  # of a request: prompts times samples
     stop_strings: int = 16
-    stop_characters: int = 256  # of one
+    stop_characters: int = 256  # of one, and of a bad word
+    token_ids: int = 4096  # of an option that is a list of them, or maps them
+    sequences: int = 256  # of an option that is a list of words or of sequences
+    sequence_tokens: int = 64  # of one of them
     grammar_bytes: int = 64 << 10
     seconds: float | None = None  # from its arrival to its last token
 
