@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, TypedDict, Unpack
 
 from paceline.api.completion import Completion, Criterion
 from paceline.api.grammars import closing, constraints_of
@@ -23,6 +23,16 @@ ParamsLike: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 Prepared: TypeAlias = tuple[Request, Completion]
 
 
+class RequestOptions(TypedDict, total=False):
+    """What ``Engine.submit`` is told of its prompts beside their parameters."""
+
+    rejected: bool
+    steps: bool
+    num_draft_tokens: int | None
+    keep_scores: bool
+    draft_store: str
+
+
 def prepare(
     target: Loaded,
     decoder: Decoder,
@@ -30,16 +40,20 @@ def prepare(
     params: ParamsLike,
     criterion: Criterion | None,
     constraints: Sequence[Constraint] = (),
-    *,
-    rejected: bool = False,
-    keep_scores: bool = False,
-    draft_store: str = "",
+    **more: Unpack[RequestOptions],
 ) -> list[Prepared]:
     """The request of every sample of every prompt, and its completion; ``Engine.submit`` documents how seeds are split.
 
-    ``constraints`` are applied after those of the parameters; ``rejected``, ``keep_scores`` and ``draft_store``
-    are as in ``Engine.submit``. Raises ValueError for what the decoder cannot run.
+    ``constraints`` are applied after those of the parameters; ``more`` is as in ``Engine.submit``. Raises ValueError
+    for what the decoder cannot run.
     """
+    rejected, steps = more.get("rejected", False), more.get("steps", False)
+    allowed = more.get("num_draft_tokens")
+    if allowed is not None and not 0 <= allowed <= decoder.plan.max_draft_tokens:
+        raise ValueError(
+            f"num_draft_tokens={allowed}: this engine drafts up to {decoder.plan.max_draft_tokens} tokens a step; give "
+            "0 to that"
+        )
     encoded = [read_prompt(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
     shared = params is None or isinstance(params, SamplingParams)
     options = per_prompt(params, len(encoded))
@@ -54,7 +68,13 @@ def prepare(
             seed = split_seed(base, first + sample)
             try:
                 request = _request(target, decoder, prompt, option, seed, constraints, sample=sample)
-                request = replace(request, rejected=rejected, keep_scores=keep_scores, draft_store=draft_store)
+                request = replace(
+                    request,
+                    drafts=rejected or steps,
+                    num_draft_tokens=allowed,
+                    keep_scores=more.get("keep_scores", False),
+                    draft_store=more.get("draft_store", ""),
+                )
             except ValueError as error:
                 raise ValueError(f"prompt {index}: {error}") from error
             completion = Completion(
@@ -66,6 +86,8 @@ def prepare(
                 tokenizer=target.tokenizer,
                 origins=decoder.drafter.origins,
                 criterion=closing(target, option, criterion),
+                rejected=rejected,
+                steps=steps,
             )
             prepared.append((request, completion))
     return prepared

@@ -14,6 +14,7 @@ from paceline.api.engine import Engine
 from paceline.serve.errors import ApiError, add_handlers, response_of
 from paceline.serve.generation import ChatAnswer, CompletionAnswer, Server, chat_tokens
 from paceline.serve.guard import Guard
+from paceline.serve.page import add_page_routes
 from paceline.serve.replies import spelled
 from paceline.serve.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from paceline.serve.settings import Settings
@@ -36,6 +37,8 @@ def make_app(engine: Engine, settings: Settings, *, max_waiting: int = 256, drai
     app = FastAPI(title="Paceline", version=paceline.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, settings=settings)
     add_handlers(app)
+
+    add_page_routes(app, server)
 
     @app.get("/health")
     async def health() -> Response:

@@ -21,6 +21,7 @@ from paceline.serve.replies import chat_logprobs, completion_logprobs, metrics, 
 from paceline.serve.sampling import chat_params, completion_params
 from paceline.serve.schema import ChatBody, CompletionBody, GenerationBody, Message
 from paceline.serve.settings import Settings
+from paceline.serve.steps import check_drafts, steps_of
 from paceline.text.tokenizer import Tokenizer
 
 CHARACTERS = 64  # of a token at most, on average: a longer text is too long before it is encoded
@@ -99,8 +100,16 @@ class Answer(ABC):
                 f"n={params.n} of {len(prompts)} prompts: at most {limits.outputs} outputs are made for a request",
                 param="n",
             )
+        plan = self.server.engine.engine.decoder.plan
+        check_drafts(self.body, self.server.settings, max_draft_tokens=plan.max_draft_tokens)
         stream = await self.server.engine.submit(
-            prompts, params, priority=self.body.priority, client=self.client, timeout=limits.seconds
+            prompts,
+            params,
+            priority=self.body.priority,
+            client=self.client,
+            timeout=limits.seconds,
+            steps=self.body.return_steps,
+            num_draft_tokens=self.body.num_draft_tokens,
         )
         if self.body.stream:
             return StreamingResponse(self.events(stream), media_type="text/event-stream")
@@ -139,6 +148,8 @@ class Answer(ABC):
                         own = list(group)
                         written += len(own)
                         choice = {"index": index * self.body.n + sample, **self.change(own)}
+                        if self.body.return_steps:
+                            choice["steps"] = steps_of(self.server.tokenizer, own)
                         chunk = {**head, "choices": [{**choice, "finish_reason": reason_of(own[-1])}]}
                         yield _event(chunk | ({"usage": usage_of(0, written)} if counting else {}))
                 results = await stream.results()

@@ -5,6 +5,7 @@ import hmac
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.serve.errors import ApiError, response_of
+from paceline.serve.page_key import asking, with_bearer
 from paceline.serve.settings import Settings
 
 
@@ -18,11 +19,11 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
+        headers = with_bearer(dict(scope["headers"]))
         key = self.settings.api_key
         if key is not None and not hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {key}".encode()):
             error = ApiError(401, "the key is missing or wrong: send it as `Authorization: Bearer KEY`")
-            await response_of(error)(scope, receive, send)
+            await asking(scope, response_of(error))(scope, receive, send)
             return
         most, size = self.settings.limits.body_bytes, 0
         too_large = ApiError(413, f"the body is larger than {most} bytes, which is what this server takes")

@@ -55,6 +55,8 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     priority: StrictInt = 0
+    return_steps: bool = False
+    num_draft_tokens: StrictInt | None = None
     best_of: StrictInt | None = None
 
 

@@ -24,4 +24,5 @@ class Settings:
     names: tuple[str, ...]
     api_key: str | None = None
     limits: Limits = field(default_factory=Limits)
+    return_steps: bool = False  # whether streams may have drafts and what was accepted; the same holds of them
     per_request_metrics: bool = False  # they tell what was accepted, and so something of the text
