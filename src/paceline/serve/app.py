@@ -17,6 +17,7 @@ from paceline.serve.errors import ApiError, add_handlers
 from paceline.serve.generation import ChatAnswer, CompletionAnswer, Server, chat_tokens
 from paceline.serve.guard import Guard
 from paceline.serve.metrics import add_metrics_route
+from paceline.serve.page import add_page_routes
 from paceline.serve.replies import spelled
 from paceline.serve.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from paceline.serve.settings import Settings
@@ -55,6 +56,7 @@ def make_app(
 
     add_status_routes(app, server)
     add_metrics_route(app, served, counters, model=settings.names[0])
+    add_page_routes(app, server)
 
     @app.get("/v1/models")
     async def models() -> dict[str, object]:

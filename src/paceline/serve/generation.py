@@ -20,6 +20,7 @@ from paceline.serve.replies import chat_logprobs, completion_logprobs, metrics, 
 from paceline.serve.sampling import chat_params, completion_params
 from paceline.serve.schema import ChatBody, CompletionBody, GenerationBody, Message
 from paceline.serve.settings import Settings
+from paceline.serve.steps import check_steps, steps_of
 from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # an extra, which answers to requests of files do without
@@ -111,12 +112,14 @@ class Answer(ABC):
                 f"n={params.n} of {len(prompts)} prompts: at most {limits.outputs} outputs are made for a request",
                 param="n",
             )
+        check_steps(self.body, self.server.settings)
         return await self.server.engine.submit(
             prompts,
             params,
             priority=self.body.priority,
             client=self.client,
             timeout=limits.seconds,
+            steps=self.body.return_steps,
             num_draft_tokens=draft_limit(self.body.speculative_config, most=self.server.max_draft_tokens),
         )
 
@@ -164,7 +167,10 @@ class Answer(ABC):
             nonlocal written
             written += len(own)
             number = own[0].index * self.body.n + own[0].sample
-            return event({"index": number, **self.change(own), "finish_reason": reason_of(own[-1])})
+            choice = {"index": number, **self.change(own), "finish_reason": reason_of(own[-1])}
+            if self.body.return_steps:
+                choice["steps"] = steps_of(self.server.tokenizer, own)
+            return event(choice)
 
         try:
             async with stream:  # left when the client leaves, too

@@ -79,6 +79,7 @@ class GenerationBody(Body):
     response_format: ResponseFormat | None = None
     priority: StrictInt = 0
     speculative_config: dict[str, Any] | None = None  # serve/drafting.py
+    return_steps: bool = False
     best_of: StrictInt | None = None
 
 

@@ -28,6 +28,7 @@ class Settings:
     names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()  # a client has to send one of them; () lets everybody in
     limits: Limits = field(default_factory=Limits)
+    return_steps: bool = False  # whether streams may have drafts and what was accepted; the same holds of them
     per_request_metrics: bool = False  # they tell what was accepted, and so something of the text
     stream_interval: int | None = None  # tokens of every event of a stream; None: as many as a step gives
     hosts: tuple[str, ...] = ()  # by which this machine may be called; () lets any name through
