@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, TypedDict, Unpack
 
 from paceline.api.completion import Completion, Criterion
 from paceline.api.grammars import closing, constraints_of
@@ -11,6 +11,7 @@ from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
 from paceline.api.processors import processing
 from paceline.api.prompts import EncodedPrompt, Prompts, encode, read_prompt, split, token_context
+from paceline.api.values import count
 from paceline.core.constraint import Constraint
 from paceline.core.context import Context, describe
 from paceline.core.guidance import Guidance
@@ -23,6 +24,16 @@ ParamsLike: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 Prepared: TypeAlias = tuple[Request, Completion]
 
 
+class RequestOptions(TypedDict, total=False):
+    """What ``Engine.submit`` is told of its prompts beside their parameters."""
+
+    rejected: bool
+    steps: bool
+    num_draft_tokens: int | None
+    keep_scores: bool
+    draft_store: str
+
+
 def prepare(
     target: Loaded,
     decoder: Decoder,
@@ -30,16 +41,18 @@ def prepare(
     params: ParamsLike,
     criterion: Criterion | None,
     constraints: Sequence[Constraint] = (),
-    *,
-    rejected: bool = False,
-    keep_scores: bool = False,
-    draft_store: str = "",
+    **more: Unpack[RequestOptions],
 ) -> list[Prepared]:
     """The request of every sample of every prompt, and its completion; ``Engine.submit`` documents how seeds are split.
 
-    ``constraints`` are applied after those of the parameters; ``rejected``, ``keep_scores`` and ``draft_store``
-    are as in ``Engine.submit``. Raises ValueError for what the decoder cannot run.
+    ``constraints`` are applied after those of the parameters; ``more`` is as in ``Engine.submit``. Raises ValueError
+    for what the decoder cannot run.
     """
+    rejected, steps = more.get("rejected", False), more.get("steps", False)
+    most, allowed = decoder.plan.max_draft_tokens, more.get("num_draft_tokens")
+    count(0, f"0 (no drafting) to {most}, which the engine drafts at most, or None", most=most, optional=True)(
+        "num_draft_tokens", allowed
+    )
     encoded = [read_prompt(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
     shared = params is None or isinstance(params, SamplingParams)
     options = per_prompt(params, len(encoded))
@@ -54,7 +67,13 @@ def prepare(
             seed = split_seed(base, first + sample)
             try:
                 request = _request(target, decoder, prompt, option, seed, constraints, sample=sample)
-                request = replace(request, rejected=rejected, keep_scores=keep_scores, draft_store=draft_store)
+                request = replace(
+                    request,
+                    drafts=rejected or steps,
+                    num_draft_tokens=allowed,
+                    keep_scores=more.get("keep_scores", False),
+                    draft_store=more.get("draft_store", ""),
+                )
             except ValueError as error:
                 raise ValueError(f"prompt {index}: {error}") from error
             completion = Completion(
@@ -66,6 +85,8 @@ def prepare(
                 tokenizer=target.tokenizer,
                 origins=decoder.drafter.origins,
                 criterion=closing(target, option, criterion),
+                rejected=rejected,
+                steps=steps,
             )
             prepared.append((request, completion))
     return prepared
