@@ -15,6 +15,7 @@ from paceline.api.engine import Engine
 from paceline.serve.errors import ApiError, add_handlers, response_of
 from paceline.serve.generation import ChatAnswer, CompletionAnswer, Server, chat_tokens
 from paceline.serve.guard import Guard
+from paceline.serve.openapi import describe
 from paceline.serve.replies import spelled
 from paceline.serve.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from paceline.serve.settings import Settings
@@ -39,6 +40,7 @@ def make_app(
         async with served:
             yield
             await served.drain(drain_seconds)
+        await server.grammars.close()
 
     # Its pages about itself would load scripts from elsewhere; /openapi.json stays.
     app = FastAPI(title="Paceline", version=paceline.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -48,6 +50,7 @@ def make_app(
         origins = list(settings.allowed_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     add_handlers(app)
+    describe(app, settings)
 
     @app.get("/health")
     async def health() -> Response:

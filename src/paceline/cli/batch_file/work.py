@@ -37,15 +37,18 @@ async def _work_through(engine: Engine, settings: Settings, lines: Iterable[Batc
 
     async with AsyncEngine(engine, max_waiting=most) as served:
         server = Server(served, settings)
-        for line in lines:
-            while running and (len(running) >= most or not admit(line)):
+        try:
+            for line in lines:
+                while running and (len(running) >= most or not admit(line)):
+                    await collect()
+                if line.error is not None:
+                    put(line, None)
+                    continue
+                running[asyncio.create_task(_answer(server, line))] = line
+            while running:
                 await collect()
-            if line.error is not None:
-                put(line, None)
-                continue
-            running[asyncio.create_task(_answer(server, line))] = line
-        while running:
-            await collect()
+        finally:
+            await server.grammars.close()
 
 
 async def _answer(server: Server, line: BatchLine) -> Answered:
