@@ -174,6 +174,12 @@ LogLevel = Annotated[
 ]
 
 
+def check_profile(profile: Path | None) -> None:
+    """Raise ValueError for a file that is missing."""
+    if profile is not None and not profile.is_file():
+        raise ValueError(f"--profile {profile}: no such file; paceline advise writes profiles")
+
+
 def check_draft_quantization(scheme: str | None, *, draft: str | None) -> None:
     """Raise ValueError for a scheme without a draft model."""
     if scheme is not None and draft is None:

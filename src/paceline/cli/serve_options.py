@@ -21,6 +21,11 @@ def positive(_: object, value: float | None) -> None:
         raise ValueError(f"{value}: give a positive number of seconds")
 
 
+def _check_port(_: object, value: int) -> None:
+    if not 0 <= value <= 65535:
+        raise ValueError(f"{value}: give 0 to 65535")
+
+
 def _check_model(kind: object, value: str) -> None:
     if value:
         check_model(kind, value)
@@ -45,7 +50,7 @@ class NetworkOptions:
 
     host: str = "127.0.0.1"
     """Address to listen at. One that other machines reach needs a key."""
-    port: int = 8000
+    port: Annotated[int, Parameter(validator=_check_port)] = 8000
     """Port to listen at; 0 is any that is free."""
     api_key: tuple[str, ...] = ()
     """Key that clients must send; may be repeated. Everybody on this machine sees it: better --api-key-file."""
@@ -78,6 +83,8 @@ class LimitOptions:
     """Outputs of a prompt."""
     max_outputs: Annotated[int, AT_LEAST_1] = 128
     """Outputs of a request, of all its prompts."""
+    body_timeout: Annotated[float, SECONDS] = 60.0
+    """Seconds until all of a request has come."""
     request_timeout: Annotated[float | None, SECONDS] = None
     """Seconds from a request's arrival to its last token; no limit by default."""
     max_waiting: Annotated[int, AT_LEAST_1] = 256
@@ -94,6 +101,7 @@ class LimitOptions:
             prompts=self.max_prompts,
             samples=self.max_n,
             outputs=self.max_outputs,
+            body_seconds=self.body_timeout,
             seconds=self.request_timeout,
         )
 

@@ -12,13 +12,16 @@ from fastapi.responses import JSONResponse, Response
 import paceline
 from paceline.api.async_engine import AsyncEngine
 from paceline.api.engine import Engine
-from paceline.serve.errors import ApiError, add_handlers, response_of
+from paceline.serve.counters import Counters
+from paceline.serve.errors import ApiError, add_handlers
 from paceline.serve.generation import ChatAnswer, CompletionAnswer, Server, chat_tokens
 from paceline.serve.guard import Guard
+from paceline.serve.metrics import add_metrics_route
 from paceline.serve.openapi import describe
 from paceline.serve.replies import spelled
 from paceline.serve.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from paceline.serve.settings import Settings
+from paceline.serve.status import add_status_routes
 
 
 def make_app(
@@ -32,7 +35,8 @@ def make_app(
     """An application that serves ``engine``, which nobody else may use; ``state.engine`` is the AsyncEngine that does.
     Ended, it finishes what runs, at most ``drain_seconds`` long.
     """
-    served = AsyncEngine(engine, max_waiting=max_waiting, max_waiting_tokens=max_waiting_tokens)
+    counters = Counters()
+    served = AsyncEngine(engine, max_waiting=max_waiting, max_waiting_tokens=max_waiting_tokens, observer=counters)
     server, started = Server(served, settings), int(time.time())
 
     @asynccontextmanager
@@ -52,17 +56,8 @@ def make_app(
     add_handlers(app)
     describe(app, settings)
 
-    @app.get("/health")
-    async def health() -> Response:
-        if not served.alive:
-            return response_of(ApiError(503, "the engine has ended; start the server again"))
-        if served.draining:
-            return response_of(ApiError(503, "the server is ending, and takes no more requests"))
-        return Response()
-
-    @app.get("/version")
-    async def version() -> dict[str, str]:
-        return {"version": paceline.__version__}
+    add_status_routes(app, server)
+    add_metrics_route(app, served, counters, model=settings.names[0])
 
     @app.get("/v1/models")
     async def models() -> dict[str, object]:

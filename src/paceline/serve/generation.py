@@ -7,13 +7,14 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, final
 
 from paceline.api.async_engine import AsyncEngine
 from paceline.api.async_streams import AsyncStream
 from paceline.api.params import SamplingParams
 from paceline.api.results import Piece, Result
+from paceline.serve.chunks import Chunks
+from paceline.serve.drafting import draft_limit
 from paceline.serve.errors import ApiError, api_error, body_of
 from paceline.serve.grammar_guard import GrammarGuard
 from paceline.serve.replies import chat_logprobs, completion_logprobs, metrics, reason_of, usage, usage_of
@@ -43,6 +44,11 @@ class Server:
     def max_length(self) -> int:
         """Tokens of a request at most, prompt included."""
         return self.engine.engine.decoder.batch.max_length
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Of a step, at most."""
+        return self.engine.engine.decoder.plan.max_draft_tokens
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -112,7 +118,12 @@ class Answer(ABC):
             )
         await self.server.grammars.check(self.server.engine.engine.target.tokenizer, params)
         return await self.server.engine.submit(
-            prompts, params, priority=self.body.priority, client=self.client, timeout=limits.seconds
+            prompts,
+            params,
+            priority=self.body.priority,
+            client=self.client,
+            timeout=limits.seconds,
+            num_draft_tokens=draft_limit(self.body.speculative_config, most=self.server.max_draft_tokens),
         )
 
     async def respond(self) -> "Response":
@@ -141,24 +152,35 @@ class Answer(ABC):
         """``metrics``, where the server gives them."""
         if not self.server.settings.per_request_metrics:
             return {}
-        return {"metrics": metrics(results, num_draft_tokens=self.server.engine.engine.decoder.plan.max_draft_tokens)}
+        return {"metrics": metrics(results, num_draft_tokens=self.server.max_draft_tokens)}
 
     async def events(self, stream: AsyncStream) -> AsyncIterator[str]:
-        """Server-sent events: one for the tokens that an output gained in a step, usage at the end, and [DONE]."""
+        """Server-sent events: one for the tokens that an output gained in a step, or for as many as
+        the server says, usage at the end, and [DONE]."""
         options = self.body.stream_options
         counting = options is not None and options.continuous_usage_stats
         head, written = self.head(self.chunk_kind), 0
+        num_prompt, chunks = sum(stream.prompt_lengths), Chunks(self.server.settings.stream_interval)
+
+        def event(choice: dict[str, object]) -> str:
+            chunk = {**head, "choices": [choice]}
+            return _event(chunk | ({"usage": usage_of(num_prompt, written)} if counting else {}))
+
+        def changed(own: Sequence[Piece]) -> str:
+            nonlocal written
+            written += len(own)
+            number = own[0].index * self.body.n + own[0].sample
+            return event({"index": number, **self.change(own), "finish_reason": reason_of(own[-1])})
+
         try:
             async with stream:  # left when the client leaves, too
                 for choice in self.opening():
-                    yield _event({**head, "choices": [choice]})
+                    yield event(choice)
                 async for pieces in stream:
-                    for (index, sample), group in groupby(pieces, key=lambda piece: (piece.index, piece.sample)):
-                        own = list(group)
-                        written += len(own)
-                        choice = {"index": index * self.body.n + sample, **self.change(own)}
-                        chunk = {**head, "choices": [{**choice, "finish_reason": reason_of(own[-1])}]}
-                        yield _event(chunk | ({"usage": usage_of(0, written)} if counting else {}))
+                    for own in chunks.add(pieces):
+                        yield changed(own)
+                for own in chunks.rest():
+                    yield changed(own)
                 results = await stream.results()
             failed = next((one.error for one in results if one.error is not None), None)
             if failed is not None:

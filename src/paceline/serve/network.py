@@ -65,9 +65,14 @@ def bind(host: str, port: int, *, has_key: bool) -> socket.socket:
 
 def url_of(bound: socket.socket, *, encrypted: bool) -> str:
     """What a client on this machine calls ``bound`` by."""
-    host, port = bound.getsockname()[:2]
+    host, port = map(str, bound.getsockname()[:2])
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http{'s' if encrypted else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def local_names(bound: socket.socket) -> tuple[str, ...]:
+    """What programs on this machine may call it by, in URLs."""
+    return tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", str(bound.getsockname()[0]))))
 
 
 def check_certificate(keyfile: Path | None, certfile: Path | None) -> None:

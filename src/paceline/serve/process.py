@@ -4,18 +4,52 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import final
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.api.async_engine import AsyncEngine
 
 HEADER_BYTES = 64 << 10  # of a request's line and headers together
 CONNECTIONS = 1000  # at once; further ones are answered 503
+HEAD_SECONDS = 10.0  # in which its head has to come
 IDLE_SECONDS = 5  # for which a connection is kept between two requests
 WRITE_SECONDS = 5.0  # for which, at the end, a client has time to read what it was sent
+
+
+@final
+class BoundedProtocol(H11Protocol):
+    """Closes a connection on which the head of a request has not come after ``HEAD_SECONDS``."""
+
+    late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unwatch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:  # the head is here
+            self._unwatch()
+        elif self.late is None:
+            self._watch()
+
+    def _watch(self) -> None:
+        self.late = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _unwatch(self) -> None:
+        if self.late is not None:
+            self.late.cancel()
+            self.late = None
 
 
 @final
@@ -78,13 +112,13 @@ def configure(
     *,
     root_path: str = "",
     log_level: str = "warning",
-    keyfile: str | None = None,
-    certfile: str | None = None,
+    keyfile: Path | None = None,
+    certfile: Path | None = None,
 ) -> uvicorn.Config:
     """How ``app`` is served. Nothing but HTTP/1.1 by h11, which bounds headers; what proxies say is not believed."""
     return uvicorn.Config(
         app,
-        http="h11",
+        http=BoundedProtocol,
         ws="none",
         lifespan="on",
         log_level=log_level,

@@ -78,6 +78,7 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     priority: StrictInt = 0
+    speculative_config: dict[str, Any] | None = None  # serve/drafting.py
     best_of: StrictInt | None = None
 
 

@@ -8,6 +8,7 @@ class Limits:
     """What one request may ask for at most; the number of its tokens is the engine's."""
 
     body_bytes: int = 4 << 20
+    body_seconds: float = 60.0  # until all of it has come
     prompts: int = 64
     samples: int = 16  # of a prompt (n)
     outputs: int = 128  # of a request: prompts times samples
@@ -29,4 +30,6 @@ class Settings:
     api_keys: tuple[str, ...] = ()  # a client has to send one of them; () lets everybody in
     limits: Limits = field(default_factory=Limits)
     per_request_metrics: bool = False  # they tell what was accepted, and so something of the text
+    stream_interval: int | None = None  # tokens of every event of a stream; None: as many as a step gives
+    hosts: tuple[str, ...] = ()  # by which this machine may be called; () lets any name through
     allowed_origins: tuple[str, ...] = ()  # web pages whose scripts may ask

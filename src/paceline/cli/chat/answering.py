@@ -26,6 +26,12 @@ class Drafting:
     length: NumDraftTokens = "auto"
     on: bool = True
 
+    def describe(self) -> str:
+        """In words; the same for what drafts in the same way."""
+        if not self.name:
+            return "no drafter"
+        return f"drafter {self.name}, depth {self.length}" if self.on else f"drafter {self.name} (off)"
+
 
 @final
 class Answerer:
@@ -135,7 +141,8 @@ class Answerer:
 
     def _change(self, drafting: Drafting) -> None:
         """Take ``drafting``, or what there was where that fails. What was read is read again by the next answer."""
-        if _shown(drafting) == _shown(self.drafting):
+        if drafting.describe() == self.drafting.describe():
+            self.drafting = drafting
             return
         before, self.drafting = self.drafting, drafting
         try:
@@ -158,7 +165,3 @@ class Answerer:
             profile=self._profile if drafting.on and drafting.length == "auto" else "auto",
         )
         return self._engine
-
-
-def _shown(drafting: Drafting) -> tuple[str, NumDraftTokens, bool]:
-    return drafting.name, drafting.length, drafting.on

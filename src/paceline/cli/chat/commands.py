@@ -70,8 +70,7 @@ def _show(dialogue: Dialogue, _: str) -> None:
     rows = [
         ("model", answerer.target.name),
         ("format", answerer.form.value),
-        ("drafter", _drafter_of(dialogue)),
-        ("depth", str(answerer.drafting.length)),
+        ("drafting", answerer.drafting.describe()),
         ("system", conversation.system or "none"),
         ("conversation", f"{len(messages)} messages, {tokens} of {answerer.max_length} tokens"),
         ("file", str(conversation.path or "none")),
@@ -80,18 +79,13 @@ def _show(dialogue: Dialogue, _: str) -> None:
     dialogue.screen.show(make_table(("setting", "value"), rows, num_left=2))
 
 
-def _drafter_of(dialogue: Dialogue) -> str:
-    drafting = dialogue.answerer.drafting
-    return f"{drafting.name}{'' if drafting.on else ' (off)'}" if drafting.name else "none"
-
-
 def _drafter(dialogue: Dialogue, rest: str) -> None:
     answerer = dialogue.answerer
     if rest in ("on", "off"):
         answerer.switch(rest == "on")
     elif rest:
         answerer.choose(rest.split())
-    dialogue.screen.show(f"drafter {_drafter_of(dialogue)}")
+    dialogue.screen.show(answerer.drafting.describe())
     if rest:
         dialogue.screen.legend(tuple(answerer.origins))
 
@@ -101,7 +95,7 @@ def _depth(dialogue: Dialogue, rest: str) -> None:
         if rest != "auto" and not (rest.isascii() and rest.isdigit()):
             raise ValueError(f"/depth {rest}: give the tokens drafted in a step, such as 4, or auto")
         dialogue.answerer.set_length("auto" if rest == "auto" else int(rest))
-    dialogue.screen.show(f"depth {dialogue.answerer.drafting.length}")
+    dialogue.screen.show(dialogue.answerer.drafting.describe())
 
 
 def _system(dialogue: Dialogue, rest: str) -> None:
@@ -154,9 +148,11 @@ def _clear(dialogue: Dialogue, _: str) -> None:
 
 
 def _stats(dialogue: Dialogue, _: str) -> None:
-    dialogue.screen.show(stats_table(dialogue.totals, seconds=dialogue.seconds))
-    if dialogue.pace.tokens:
-        dialogue.screen.show(describe(dialogue.pace))
+    if not dialogue.tallies:
+        dialogue.screen.show("no answers yet")
+    for name, tally in dialogue.tallies.items():
+        dialogue.screen.show(f"{name}: {describe(tally.pace)}")
+        dialogue.screen.show(stats_table(tally.totals, seconds=tally.seconds))
 
 
 def _quit(dialogue: Dialogue, _: str) -> None:

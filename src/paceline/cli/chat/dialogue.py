@@ -10,10 +10,9 @@ from paceline.cli.chat.conversation import Conversation, Messages
 from paceline.cli.chat.forms import Form, content_of
 from paceline.cli.chat.interruption import Interruption
 from paceline.cli.chat.reader import Reader
-from paceline.cli.chat.report import Pace, pace_of, summary
+from paceline.cli.chat.report import Tally, summary
 from paceline.cli.chat.screen import Screen, Writer
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
-from paceline.cli.stats import Totals
 
 
 def as_written(message: str) -> str:
@@ -34,9 +33,7 @@ class Dialogue:
     stays: bool
     default: str = ""  # what the next message begins with
     leaves: bool = False
-    totals: Totals = field(default_factory=Totals)
-    pace: Pace = field(default_factory=lambda: Pace(plain=0.0))
-    seconds: float = 0.0  # that answers took in all
+    tallies: dict[str, Tally] = field(default_factory=dict[str, Tally])  # by what drafted
     _num_answers: int = 0  # begun so far
     _failed: bool = False
     _interrupted: bool = False
@@ -87,9 +84,8 @@ class Dialogue:
                 result = self._print(stream, interruption)
             except KeyboardInterrupt:  # before the answer was submitted
                 pass
-        self.seconds += time.perf_counter() - start
         if result is not None and result.token_ids:
-            self._keep(messages, result, interrupted=interruption.asked)
+            self._keep(messages, result, time.perf_counter() - start, interrupted=interruption.asked)
         elif interruption.asked:
             self.default = as_written(messages[-1]["content"])
             self.screen.note("stopped before the answer began: your message is taken back")
@@ -124,9 +120,8 @@ class Dialogue:
             if interruption.asked:
                 return
 
-    def _keep(self, messages: Messages, result: Result, *, interrupted: bool) -> None:
+    def _keep(self, messages: Messages, result: Result, seconds: float, *, interrupted: bool) -> None:
         self.conversation.answer(messages, content_of(self.answerer.form, result.text or ""))
-        self.totals.add(result)
-        self.pace += pace_of(result)
+        self.tallies.setdefault(self.answerer.drafting.describe(), Tally()).add(result, seconds)
         said = summary(result, self.answerer.drafting, max_tokens=self.params.max_tokens)
         self.screen.note(f"{said}; stopped by you" if interrupted else said)

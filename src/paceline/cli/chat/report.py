@@ -1,10 +1,11 @@
 """What is said of an answer: how fast it came, and what plain decoding would have taken for it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from paceline.api import Result
 from paceline.cli.chat.answering import Drafting
+from paceline.cli.stats import Totals
 
 LENGTH = "length"  # why an answer ended
 
@@ -31,6 +32,21 @@ def pace_of(result: Result) -> Pace:
     seconds = times.draft + times.score + times.decide + times.rest
     step = _plain_step(result)
     return Pace(tokens=tokens, seconds=seconds, plain=None if step is None else tokens * step)
+
+
+@dataclass(slots=True)
+class Tally:
+    """All answers with the same drafter and depth; ``seconds`` is what they took, reading and printing included."""
+
+    totals: Totals = field(default_factory=Totals)
+    pace: Pace = field(default_factory=lambda: Pace(plain=0.0))
+    seconds: float = 0.0
+
+    def add(self, result: Result, seconds: float) -> None:
+        """Add one answer."""
+        self.totals.add(result)
+        self.pace += pace_of(result)
+        self.seconds += seconds
 
 
 def _plain_step(result: Result) -> float | None:

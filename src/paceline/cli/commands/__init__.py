@@ -7,6 +7,7 @@ from paceline.cli.commands.batch_run import BatchRun
 from paceline.cli.commands.bench import Bench
 from paceline.cli.commands.bench_report import BenchReport
 from paceline.cli.commands.chat import Chat
+from paceline.cli.commands.convert import Convert
 from paceline.cli.commands.data_features import DataFeatures
 from paceline.cli.commands.data_prepare import DataPrepare
 from paceline.cli.commands.data_regenerate import DataRegenerate
@@ -46,6 +47,7 @@ COMMANDS: dict[str, type[Command]] = {
     "train": Train,
     "train auto": TrainAuto,
     "train report": TrainReport,
+    "convert": Convert,
     "export": Export,
     "bench": Bench,
     "bench report": BenchReport,

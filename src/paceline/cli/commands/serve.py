@@ -9,7 +9,7 @@ from rich.console import Console
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK, Command
 from paceline.cli.console import open_notes
 from paceline.cli.draft_options import DraftOptions
-from paceline.cli.options import AT_LEAST_1, DRAFTING, MODEL, LogLevel, Profile, Quiet
+from paceline.cli.options import AT_LEAST_1, DRAFTING, MODEL, LogLevel, Profile, Quiet, check_profile
 from paceline.cli.progress import waiting
 from paceline.cli.serve_options import LimitOptions, MaxModelLen, NetworkOptions, ServedModelOptions
 
@@ -52,6 +52,8 @@ class Serve(Command):
     limits: LimitOptions = field(default_factory=LimitOptions)
     enable_per_request_metrics: bool = False
     """Give acceptance and times with every answer. They tell something of the text."""
+    stream_interval: Annotated[int | None, AT_LEAST_1] = None
+    """Tokens of each event of a stream, so that packets do not tell what was accepted; as they come by default."""
     quiet: Quiet = False
     log_level: LogLevel = None
 
@@ -60,12 +62,19 @@ class Serve(Command):
         notes = open_notes(quiet=self.quiet, log_level=self.log_level)
         drafting = self._drafting()
         drafting.check()
+        self._check()
         from paceline.serve.network import bind, check_certificate, read_keys
 
         keys = read_keys(self.network.api_key, self.network.api_key_file)
         check_certificate(self.network.ssl_keyfile, self.network.ssl_certfile)
         with bind(self.network.host, self.network.port, has_key=bool(keys)) as bound:
             return self._serve(bound, keys, drafting, notes)
+
+    def _check(self) -> None:
+        """Refuse what could not be meant, before anything is loaded."""
+        check_profile(self.profile)
+        if self.network.root_path and not self.network.root_path.startswith("/"):
+            raise ValueError(f"--root-path {self.network.root_path}: it begins with a slash, as in /models")
 
     def _drafting(self) -> DraftOptions:
         """The options of drafting, whichever way they were given; the embedded draft model where none was."""
@@ -83,7 +92,7 @@ class Serve(Command):
     def _serve(self, bound: "socket.socket", keys: tuple[str, ...], drafting: DraftOptions, notes: Console) -> int:
         from paceline.api import Engine
         from paceline.serve.app import make_app
-        from paceline.serve.network import url_of
+        from paceline.serve.network import local_names, url_of
         from paceline.serve.process import Process, configure, interrupted
         from paceline.serve.settings import Settings
 
@@ -103,6 +112,8 @@ class Serve(Command):
             api_keys=keys,
             limits=self.limits.limits(),
             per_request_metrics=self.enable_per_request_metrics,
+            stream_interval=self.stream_interval,
+            hosts=() if keys else local_names(bound),
             allowed_origins=self.network.allowed_origins,
         )
         app = make_app(

@@ -13,7 +13,7 @@ from rich.console import Console
 from paceline.api import Engine, Loaded, SamplingParams
 from paceline.api.build import build_drafting
 from paceline.api.draft_length import NumDraftTokens, cut_draft_length, longest_draft, room
-from paceline.api.engine import engine_for
+from paceline.api.engine_for import engine_for
 from paceline.api.processors import processing
 from paceline.api.profiles import ProfileLike
 from paceline.api.requests import guidance
