@@ -18,6 +18,7 @@ SAMPLED = ("CompletionBody", "ChatBody")  # bodies that have the sampling option
 ERRORS = {  # of every route; those in BODIED only where there is a body
     "400": "A field has a value that it cannot have, which the message names with its limit.",
     "401": "The key is missing or wrong.",
+    "403": "A web page of another origin asks, or for another host, and no key is needed.",
     "404": "There is no such model, or no such path.",
     "405": "The path has other methods.",
     "408": "The request took longer than the server allows.",

@@ -45,7 +45,7 @@ async def client_of(app):
 
 
 def made_up(strategy, count, number):
-    """``count`` examples of ``strategy``, the same for a ``number``; smaller than Hypothesis' own runs, so not shrunk."""
+    """``count`` examples of ``strategy``, the same for a ``number``."""
     found = []
 
     @seed(number)

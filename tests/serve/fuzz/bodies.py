@@ -39,16 +39,46 @@ WRONG = {  # values that each field has to be refused for; null is the default o
     "begin_suppress_tokens": NOT_IDS,
     "allowed_token_ids": st.one_of(NOT_IDS, st.sampled_from([[], [9999]])),
     "logit_bias": st.sampled_from(
-        [5, "x", {"x": 1}, {"1": "x"}, {"1": math.nan}, {"1": math.inf}, {"1": 1e300}, {"-1": 1}, {"9999": 1}]
-        + [{"\u0663": 1}, {" 1": 1}, {"1_0": 1}, {"9" * 5000: 1}, {str(n): 1 for n in range(5000)}, [[1, 2, 3]]]
+        [
+            5,
+            "x",
+            {"x": 1},
+            {"1": "x"},
+            {"1": math.nan},
+            {"1": math.inf},
+            {"1": 1e300},
+            {"-1": 1},
+            {"9999": 1},
+            {"\u0663": 1},
+            {" 1": 1},
+            {"1_0": 1},
+            {"9" * 5000: 1},
+            {str(n): 1 for n in range(5000)},
+            [[1, 2, 3]],
+        ]
     ),
     "sequence_bias": st.sampled_from([5, "x", [[1, 2]], [[[], 1]], [[[1], "x"]], [[[9999], 1]], [[[1] * 65, 1]]]),
     "bad_words": st.sampled_from([5, {}, [""], [5], ["x" * 300], ["a"] * 300, "\ud800"]),
     "bad_words_ids": st.sampled_from([5, "x", [5], [[]], [[9999]], [[1] * 65], [[1]] * 300]),
     "structured_outputs": st.sampled_from(
-        [5, "x", [], {}, {"regex": "("}, {"regex": 5}, {"json": "{"}, {"grammar": "x"}, {"choice": []}, {"a": 1}]
-        + [{"regex": "a", "choice": ["a"]}, {"json": {"$ref": "#"}}, {"json": {"$ref": "file:///etc/passwd"}}]
-        + [{"grammar": "start: start start"}, {"regex": "\ud800"}, {"regex": "a" * 70_000}]
+        [
+            5,
+            "x",
+            [],
+            {},
+            {"regex": "("},
+            {"regex": 5},
+            {"json": "{"},
+            {"grammar": "x"},
+            {"choice": []},
+            {"a": 1},
+            {"regex": "a", "choice": ["a"]},
+            {"json": {"$ref": "#"}},
+            {"json": {"$ref": "file:///etc/passwd"}},
+            {"grammar": "start: start start"},
+            {"regex": "\ud800"},
+            {"regex": "a" * 70_000},
+        ]
     ),
     "filter_order": st.one_of(WORDS, st.sampled_from([5, True, []])).filter(lambda word: word not in ("", "vllm")),
     "n": st.one_of(NOT_COUNT, st.sampled_from([0, 17, 10**400])),

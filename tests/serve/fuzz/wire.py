@@ -9,8 +9,19 @@ CHAT = {"messages": [{"role": "user", "content": [{"type": "text", "text": "ab"}
 TOKENS = {"tokens": [1, 2, 3]}
 PATHS = {"/v1/completions": SEED, "/v1/chat/completions": CHAT, "/tokenize": {"prompt": "ab"}, "/detokenize": TOKENS}
 PIECES = st.sampled_from(
-    [b"\xff", b"\xed\xa0\x80", b"\x00", b"NaN", b"-Infinity", b"1e999", b"9" * 400, b"9" * 5000, b"{", b"}", b"[", b"]"]
-    + [
+    [
+        b"\xff",
+        b"\xed\xa0\x80",
+        b"\x00",
+        b"NaN",
+        b"-Infinity",
+        b"1e999",
+        b"9" * 400,
+        b"9" * 5000,
+        b"{",
+        b"}",
+        b"[",
+        b"]",
         b'"',
         b"\\ud800",
         b'"prompt":',
@@ -21,12 +32,23 @@ PIECES = st.sampled_from(
         b"-0",
         b"[" * 2000,
         b"\xef\xbb\xbf",
+        b'{"a":' * 1500,
+        b'"file:///etc/passwd"',
+        b'"http://127.0.0.1:1/"',
+        b"\\u0000",
+        b",",
+        b":",
+        b" " * 3000,
     ]
-    + [b'{"a":' * 1500, b'"file:///etc/passwd"', b'"http://127.0.0.1:1/"', b"\\u0000", b",", b":", b" " * 3000]
 )
 KINDS = st.sampled_from(
-    ["application/json", "application/json", "application/json", "text/plain", "", "application/json; charset=utf-16"]
-    + [
+    [
+        "application/json",
+        "application/json",
+        "application/json",
+        "text/plain",
+        "",
+        "application/json; charset=utf-16",
         "multipart/form-data",
         "multipart/form-data; boundary=x",
         "application/x-www-form-urlencoded",
@@ -44,8 +66,12 @@ ODD_PATHS = st.sampled_from(
         "/v1/models/%ff",
         "//etc/passwd",
         "/health?x=%ff",
+        "/v1/completions/",
+        "/openapi.json",
+        "/docs",
+        "/v1/models/file:%2f%2f%2fetc%2fpasswd",
+        "/v1/models/tiny",
     ]
-    + ["/v1/completions/", "/openapi.json", "/docs", "/v1/models/file:%2f%2f%2fetc%2fpasswd", "/v1/models/tiny"]
 )
 
 
