@@ -6,7 +6,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from paceline.api.async_engine import AsyncEngine
@@ -16,6 +16,7 @@ from paceline.api.results import Piece, Result
 from paceline.serve.chunks import Chunks
 from paceline.serve.drafting import draft_limit
 from paceline.serve.errors import ApiError, api_error, body_of
+from paceline.serve.grammar_guard import GrammarGuard
 from paceline.serve.replies import chat_logprobs, completion_logprobs, metrics, reason_of, usage, usage_of
 from paceline.serve.sampling import chat_params, completion_params
 from paceline.serve.schema import ChatBody, CompletionBody, GenerationBody, Message
@@ -35,6 +36,10 @@ class Server:
 
     engine: AsyncEngine
     settings: Settings
+    grammars: GrammarGuard = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "grammars", GrammarGuard(self.settings.limits.grammar_seconds))
 
     @property
     def max_length(self) -> int:
@@ -113,6 +118,7 @@ class Answer(ABC):
                 param="n",
             )
         check_steps(self.body, self.server.settings)
+        await self.server.grammars.check(self.server.engine.engine.target.tokenizer, params)
         return await self.server.engine.submit(
             prompts,
             params,

@@ -18,6 +18,7 @@ class Limits:
     sequences: int = 256  # of an option that is a list of words or of sequences
     sequence_tokens: int = 64  # of one of them
     grammar_bytes: int = 64 << 10
+    grammar_seconds: float = 1.0  # to compile one
     seconds: float | None = None  # from its arrival to its last token
 
 
