@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
 from paceline.api.params import SamplingParams
 
@@ -24,6 +24,12 @@ class Body(BaseModel):
     """Fields that are not listed are kept, to be refused by name unless they are sampling options."""
 
     model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, given: Any) -> Any:
+        """A field that is null is as if it were left out: clients write all that they know."""
+        return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
 class StreamOptions(Body):
@@ -56,6 +62,10 @@ class GenerationBody(Body):
     response_format: ResponseFormat | None = None
     priority: StrictInt = 0
     best_of: StrictInt | None = None
+    prompt_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
+    return_tokens_as_token_ids: bool = False
+    return_token_ids: bool = False
+    truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1)] | None = None
 
 
 class CompletionBody(GenerationBody):
@@ -63,6 +73,7 @@ class CompletionBody(GenerationBody):
 
     prompt: StrictStr | list[Token] | list[StrictStr] | list[list[Token]]
     echo: bool = False
+    add_special_tokens: bool = True
     suffix: StrictStr | None = None
     logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
 
@@ -83,6 +94,14 @@ class ChatBody(GenerationBody):
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    echo: bool = False
+    add_special_tokens: bool = False
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: StrictStr | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+    reasoning_effort: StrictStr | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class TokenizeBody(Body):

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from paceline.serve.reasoning import REASONING_FORMATS
+from paceline.serve.tool_formats import TOOL_FORMATS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -14,6 +17,9 @@ class Limits:
     stop_strings: int = 16
     stop_characters: int = 256  # of one
     grammar_bytes: int = 64 << 10
+    tools: int = 128
+    schema_depth: int = 32  # nested levels of a tool
+    template_options: int = 16  # of chat_template_kwargs
     seconds: float | None = None  # from its arrival to its last token
 
 
@@ -25,3 +31,12 @@ class Settings:
     api_key: str | None = None
     limits: Limits = field(default_factory=Limits)
     per_request_metrics: bool = False  # they tell what was accepted, and so something of the text
+    tool_call_parser: str | None = None  # how the model writes calls of tools; None: as its chat template tells
+    enable_auto_tool_choice: bool = True
+    reasoning_parser: str | None = None  # how it writes reasoning; None: it is text
+
+    def __post_init__(self) -> None:
+        for option, known in (("tool_call_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)):
+            value = getattr(self, option)
+            if value is not None and value not in known:
+                raise ValueError(f"{option}={value!r}: give one of {', '.join(known)}, or None")
