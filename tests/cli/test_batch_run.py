@@ -85,9 +85,7 @@ def test_bodies_are_those_of_the_server(tmp_path):
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 return [await client.post(line["url"], json=line["body"]) for line in lines]
 
-    served = [
-        {"response": {"status_code": one.status_code, "body": one.json()}} for one in asyncio.run(ask())
-    ]
+    served = [{"response": {"status_code": one.status_code, "body": one.json()}} for one in asyncio.run(ask())]
     for found, wanted in zip(lasting(lines_of(output)), lasting(served), strict=True):
         assert found["response"]["status_code"] == wanted["response"]["status_code"]
         assert found["response"]["body"] == wanted["response"]["body"]

@@ -56,7 +56,10 @@ class Run:
         engine = None if num_done == len(found) else make_engine(options, num_outputs=found.num_outputs)
         sink = ResultFile(options.output, finished=finished, errors=options.errors, layout=LAYOUT)
         failures = _Failures()
-        for index, reason in (*finished.failed.items(), *((at, one.get("error")) for at, one in finished.waiting.items())):
+        for index, reason in (
+            *finished.failed.items(),
+            *((at, one.get("error")) for at, one in finished.waiting.items()),
+        ):
             failures.add(index, reason)
         complete, start = False, time.perf_counter()
         with PromptProgress(

@@ -9,7 +9,7 @@ from rich.console import Console
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK, Command
 from paceline.cli.console import open_notes
 from paceline.cli.draft_options import DraftOptions
-from paceline.cli.options import AT_LEAST_1, DRAFTING, MODEL, LogLevel, Profile, Quiet, check_profile
+from paceline.cli.options import AT_LEAST_1, DRAFTING, MODEL, LogLevel, Profile, Quiet, check_profile, one_of
 from paceline.cli.progress import waiting
 from paceline.cli.serve_options import LimitOptions, MaxModelLen, NetworkOptions, ServedModelOptions
 
