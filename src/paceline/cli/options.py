@@ -159,6 +159,13 @@ Overwrite = Annotated[bool, Parameter(help="Start over where the file exists.", 
 Color = Annotated[
     str, Parameter(help=f"{', '.join(COLORS)}: on a terminal, unless NO_COLOR is set.", group=OUTPUT), one_of(COLORS)
 ]
+ShowRejected = Annotated[
+    bool,
+    Parameter(
+        help="Show the draft tokens that were rejected too: struck through on a terminal, as [-text-] elsewhere.",
+        group=OUTPUT,
+    ),
+]
 Quiet = Annotated[bool, Parameter(alias="-q", help="Print only results and errors.", group=OUTPUT)]
 LogLevel = Annotated[
     str | None,
@@ -221,7 +228,6 @@ class OutputOptions:
     """Write to this file; - is standard output."""
     overwrite: Overwrite = False
     color: Color = "auto"
-    show_rejected: bool = False
-    """Show the draft tokens that were rejected too: struck through on a terminal, as [-text-] elsewhere."""
+    show_rejected: ShowRejected = False
     quiet: Quiet = False
     log_level: LogLevel = None

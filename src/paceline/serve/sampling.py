@@ -5,6 +5,7 @@ from typing import Any
 
 from paceline.api.params import READERS, SamplingParams
 from paceline.serve.errors import ApiError
+from paceline.serve.list_limits import check_lists
 from paceline.serve.schema import IGNORED, SAMPLING, ChatBody, CompletionBody, GenerationBody
 from paceline.serve.settings import Limits
 
@@ -12,15 +13,21 @@ NOT_TAKEN = {
     "best_of": "only n outputs are made: give n",
     "suffix": "no model fills in before a suffix: leave it out",
     "use_beam_search": "there are no beams: leave it out",
-    "tools": "tools are not served yet: leave them out",
-    "tool_choice": "tools are not served yet: leave it out",
+    "functions": "give tools, which took their place",
+    "function_call": "give tool_choice, which took its place",
+    "documents": "the chat template gets messages and tools alone: leave them out",
+    "mm_processor_kwargs": "only texts are read: leave it out",
+    "audio": "only texts are written: leave it out",
+    "web_search_options": "nothing is searched: leave it out",
+    "prediction": "drafters are the server's: leave it out",
     "chat_template": "the template is the server's: leave it out",
 }
 
 
 def completion_params(body: CompletionBody, limits: Limits) -> SamplingParams:
     """Those of a completion. Raises ApiError naming the field, its value and the limit."""
-    return _params(body, limits, logprobs=body.logprobs, prompt_logprobs=body.logprobs if body.echo else None)
+    scored = [number for number in (body.prompt_logprobs, body.logprobs if body.echo else None) if number is not None]
+    return _params(body, limits, logprobs=body.logprobs, prompt_logprobs=max(scored, default=None))
 
 
 def chat_params(body: ChatBody, limits: Limits) -> SamplingParams:
@@ -28,12 +35,15 @@ def chat_params(body: ChatBody, limits: Limits) -> SamplingParams:
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, f"top_logprobs={body.top_logprobs} needs logprobs: true", param="top_logprobs")
     more: dict[str, Any] = {"max_tokens": (body.model_extra or {}).get("max_tokens")}
+    more["prompt_logprobs"] = body.prompt_logprobs
     if body.max_completion_tokens is not None:
         more["max_tokens"] = body.max_completion_tokens
     return _params(body, limits, logprobs=(body.top_logprobs or 0) if body.logprobs else None, **more)
 
 
 def _params(body: GenerationBody, limits: Limits, **more: object) -> SamplingParams:
+    if body.prompt_logprobs is not None and body.stream:
+        raise ApiError(400, "prompt_logprobs with stream: give one of them", param="prompt_logprobs")
     extra = {name: value for name, value in (body.model_extra or {}).items() if value is not None}
     for name, reason in NOT_TAKEN.items():
         found = extra.get(name, getattr(body, name, None))
@@ -45,6 +55,7 @@ def _params(body: GenerationBody, limits: Limits, **more: object) -> SamplingPar
         raise ApiError(
             400, f"{unknown[0]}: no such option; sampling options are {', '.join(SAMPLING)}", param=unknown[0]
         )
+    check_lists(given, limits)
     if "logit_bias" in given:
         given["logit_bias"] = _biases(given["logit_bias"])
     values = {**given, **{name: value for name, value in more.items() if value is not None or name in given}}
@@ -84,10 +95,10 @@ def _biases(value: object) -> object:
     """JSON's keys are texts."""
     if not isinstance(value, dict):
         return value
-    try:
-        return {int(token): bias for token, bias in value.items()}
-    except ValueError as error:
-        raise ApiError(400, f"logit_bias: {error}; keys are token ids", param="logit_bias") from error
+    wrong = next((token for token in value if not (token.isascii() and token.isdecimal())), None)
+    if wrong is not None:
+        raise ApiError(400, f"logit_bias: {wrong!r:.80}; keys are token ids", param="logit_bias")
+    return value
 
 
 def _check_limits(body: GenerationBody, values: dict[str, Any], limits: Limits) -> None:

@@ -1,9 +1,10 @@
 """The bodies of requests. Sampling options stand beside OpenAI's own fields, by the names of ``SamplingParams``."""
 
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
 from paceline.api.params import SamplingParams
 
@@ -20,10 +21,38 @@ SAMPLING = tuple(field.name for field in fields(SamplingParams) if field.name no
 Token: TypeAlias = Annotated[StrictInt, Field(ge=0)]
 
 
+def _halves(given: Any) -> Iterator[str]:
+    """The texts in ``given`` that no encoding of Unicode has."""
+    left = [given]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            if not one.isascii() and any("\ud800" <= letter <= "\udfff" for letter in one):
+                yield one
+        elif isinstance(one, dict):
+            left += [*one, *one.values()]
+        elif isinstance(one, list) and not (one and type(one[0]) is int and type(one[-1]) is int):
+            left += one
+
+
 class Body(BaseModel):
     """Fields that are not listed are kept, to be refused by name unless they are sampling options."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_whole_characters(cls, given: Any) -> Any:
+        wrong = next(iter(_halves(given)), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong[:40]!r} has half a surrogate pair: give text that UTF-8 can encode")
+        return given
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, given: Any) -> Any:
+        """A field that is null is as if it were left out: clients write all that they know."""
+        return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
 class StreamOptions(Body):
@@ -56,7 +85,12 @@ class GenerationBody(Body):
     response_format: ResponseFormat | None = None
     priority: StrictInt = 0
     speculative_config: dict[str, Any] | None = None  # serve/drafting.py
+    return_steps: bool = False
     best_of: StrictInt | None = None
+    prompt_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
+    return_tokens_as_token_ids: bool = False
+    return_token_ids: bool = False
+    truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1)] | None = None
 
 
 class CompletionBody(GenerationBody):
@@ -64,6 +98,7 @@ class CompletionBody(GenerationBody):
 
     prompt: StrictStr | list[Token] | list[StrictStr] | list[list[Token]]
     echo: bool = False
+    add_special_tokens: bool = True
     suffix: StrictStr | None = None
     logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
 
@@ -84,6 +119,14 @@ class ChatBody(GenerationBody):
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    echo: bool = False
+    add_special_tokens: bool = False
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: StrictStr | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+    reasoning_effort: StrictStr | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class TokenizeBody(Body):

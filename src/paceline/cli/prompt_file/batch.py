@@ -52,7 +52,7 @@ class Batch:
         """Generate what is missing; options are checked before a model is loaded."""
         path = self._destination()
         entries = self.entries
-        run = fingerprint(self.model, self.drafting, self.params)
+        run = fingerprint(self.model, self.drafting, self.params.differing())
         finished = Finished()
         if path is not None and not self.output.overwrite:
             finished = read_finished(path, run=run, digests=[entry.digest for entry in entries])
