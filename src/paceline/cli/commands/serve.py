@@ -1,5 +1,6 @@
 """``paceline serve``: a model behind the HTTP interface of OpenAI."""
 
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,7 +99,7 @@ class Serve(Command):
         from paceline.serve.process import Process, configure, interrupted
         from paceline.serve.settings import Settings
 
-        with waiting(notes, f"loading {self.model.model or 'the embedded pair'}"):
+        with nullcontext() if self.quiet else waiting(notes, f"loading {self.model.model or 'the embedded pair'}"):
             target = self._target()
             engine = Engine(
                 target,
