@@ -36,7 +36,7 @@ class Typed:
 def main() -> None:
     """Draw it."""
     console = Console(
-        record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100, highlight=False
+        record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor", width=128, highlight=False
     )
     target, draft = (str(path) for path in embedded_pair())
     screen = Screen(console=console, notes=console)

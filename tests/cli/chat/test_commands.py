@@ -166,7 +166,7 @@ REFUSED = {
     "profile": ((*WORDS, "--profile", "p.json"), "--profile p.json: there is no drafter; it is for draft lengths"),
     "file": ((*WORDS, "--load", "none.json"), "none.json: No such file or directory"),
     "format": ((pair().target, "--format", "prose"), "prose: known are template, transcript, text"),
-    "model": (("./nowhere",), "./nowhere: cannot be loaded"),
+    "model": (("./nowhere",), "--model cannot be loaded: no such model directory: nowhere"),
     "length": ((*WORDS, "--max-length", 1), "1: give at least 2"),
 }
 

@@ -40,16 +40,16 @@ def test_time_saved_or_lost_is_said():
     said = "24 tokens in 1.00 s: 24 tokens/s"
     assert describe(Pace(tokens=24, seconds=1.0)) == said
     saved = Pace(tokens=24, seconds=1.0, plain=3.0)
-    assert describe(saved) == f"{said}; plain decoding would take about 3.00 s: 2.00 s saved (3.00x)"
+    assert describe(saved) == f"{said}; plainly about 3.00 s: 2.00 s saved (3.00x)"
     lost = Pace(tokens=24, seconds=1.0, plain=0.5)
-    assert describe(lost) == f"{said}; plain decoding would take about 0.50 s: 0.50 s lost (0.50x)"
+    assert describe(lost) == f"{said}; plainly about 0.50 s: 0.50 s lost (0.50x)"
     assert describe(Pace()) == "0 tokens"
 
 
 def test_a_summary_says_why_the_answer_ended(result):
     drafting = Drafting("model", "model")
     said = summary(result, drafting, max_tokens=24)
-    assert "of the drafted accepted; plain steps not measured yet; stopped by max_tokens 24" in said
+    assert "of the drafts accepted; plain steps not measured yet; stopped by max_tokens 24" in said
     assert summary(result, drafting, max_tokens=100).endswith("the conversation is as long as it can be")
 
 

@@ -139,7 +139,8 @@ def test_ctrl_c_before_an_answer_begins_gives_the_message_back(target, monkeypat
 
     def interrupted():
         if not raised:
-            raised.append(signal.raise_signal(signal.SIGINT))
+            raised.append(True)
+            signal.raise_signal(signal.SIGINT)
         submit()
 
     monkeypatch.setattr(answers.engine, "advance", interrupted)
