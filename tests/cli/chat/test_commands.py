@@ -163,7 +163,12 @@ REFUSED = {
     "n": ((*WORDS, "-n", 2), "--n 2: a conversation goes on from one answer; /retry gives another one; leave it out"),
     "logprobs": ((*WORDS, "--logprobs", 2), "--logprobs 2: a text cannot show them"),
     "rejected": ((*WORDS, "--show-rejected"), "--show-rejected without a drafter"),
-    "profile": ((*WORDS, "--profile", "p.json"), "--profile p.json: there is no drafter; it is for draft lengths"),
+    "profile": ((*WORDS, "--profile", "p.json"), "--profile p.json without a drafter: it is for draft lengths"),
+    "embedded": (("--drafter", "none", "--show-rejected"), "--show-rejected without a drafter"),
+    "length of drafts": (
+        ("--num-draft-tokens", 4, "--profile", "constraints.txt"),
+        "--profile constraints.txt with --num-draft-tokens 4: it is for lengths that are chosen",
+    ),
     "file": ((*WORDS, "--load", "none.json"), "none.json: No such file or directory"),
     "format": ((pair().target, "--format", "prose"), "prose: known are template, transcript, text"),
     "model": (("./nowhere",), "--model cannot be loaded: no such model directory: nowhere"),

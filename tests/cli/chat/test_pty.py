@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from paceline.core.files import cache_folder
 from tests.api.checkpoints import pair
 from tests.cli.chat.talking import ASKED
 
@@ -23,6 +24,8 @@ class Terminal:
     """A process of ``paceline chat`` with a terminal of 100 columns."""
 
     def __init__(self, *options, folder):
+        (folder / "cache").mkdir()
+        (folder / "cache" / "kernels").symlink_to(cache_folder("kernels"))  # not to be built anew
         self.pid, self.file = pty.fork()
         if not self.pid:
             os.environ |= {
@@ -43,7 +46,7 @@ class Terminal:
         """Read until ``words`` are seen behind the first ``after`` characters; the number of characters seen."""
         end = time.monotonic() + SECONDS
         while words not in self.seen[after:]:
-            assert time.monotonic() < end, self.raw
+            assert time.monotonic() < end, self.seen[-2000:]
             if select.select([self.file], [], [], 1)[0]:
                 self.raw += os.read(self.file, 1 << 16).decode(errors="replace")
         return len(self.seen)
@@ -59,7 +62,7 @@ class Terminal:
                     self.raw += os.read(self.file, 1 << 16).decode(errors="replace")
             except OSError:  # the process has ended
                 return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        raise AssertionError(self.raw)
+        raise AssertionError(self.seen[-2000:])
 
 
 def test_a_session_in_a_terminal(tmp_path):
