@@ -41,9 +41,11 @@ def test_the_package_and_its_names_load_nothing():
     [
         "--help",
         "generate --help",
+        "chat --help",
         "generate --model /nowhere x",
         "generate --model TARGET --draft ./nowhere x",
         "inspect /nowhere",
+        "chat /nowhere",
         "demo --target /nowhere --draft /nowhere",
         "bench --target ./nowhere",
         "roofline --model ./nowhere",
