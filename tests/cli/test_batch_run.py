@@ -20,7 +20,6 @@ from paceline.serve.app import make_app
 from paceline.serve.settings import Settings
 from tests.cli.batch_files import (
     CHAT,
-    TEXT,
     answer_file,
     chatty,
     command,
@@ -85,9 +84,7 @@ def test_bodies_are_those_of_the_server(tmp_path):
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 return [await client.post(line["url"], json=line["body"]) for line in lines]
 
-    served = [
-        {"response": {"status_code": one.status_code, "body": one.json()}} for one in asyncio.run(ask())
-    ]
+    served = [{"response": {"status_code": one.status_code, "body": one.json()}} for one in asyncio.run(ask())]
     for found, wanted in zip(lasting(lines_of(output)), lasting(served), strict=True):
         assert found["response"]["status_code"] == wanted["response"]["status_code"]
         assert found["response"]["body"] == wanted["response"]["body"]
@@ -248,8 +245,8 @@ def test_changed_requests_are_refused_and_new_ones_at_the_end_are_done(source, t
         said = capsys.readouterr().err
         assert message in said and "give another OUTPUT, " in said
     write(source, [*lines, request(COUNT)])
-    assert answer_file(source, output, "--max-length", 64) == 2
-    assert "was written with another --max-length or --served-model-name" in capsys.readouterr().err
+    assert answer_file(source, output, "--max-model-len", 64) == 2
+    assert "was written with another --max-model-len or --served-model-name" in capsys.readouterr().err
 
 
 def test_a_file_that_changes_while_it_is_read_ends_the_run(source, tmp_path, capsys, monkeypatch):

@@ -75,7 +75,7 @@ def test_a_process_that_ends_at_any_moment_loses_and_repeats_nothing(case, tmp_p
             left = [moments]
 
             def ending(name, left=left, share=share):
-                def call(file, *arguments):
+                def called(file, *arguments):
                     left[0] -= 1
                     if left[0] >= 0:
                         return real[name](file, *arguments)
@@ -83,12 +83,12 @@ def test_a_process_that_ends_at_any_moment_loses_and_repeats_nothing(case, tmp_p
                         real[name](file, arguments[0][: round(share * len(arguments[0]))])
                     raise Ended
 
-                return call
+                return called
 
             name = f"{moments}-{share}"
             with monkeypatch.context() as patch:
-                for call in real:
-                    patch.setattr(f"paceline.cli.prompt_file.journal.os.{call}", ending(call))
+                for one in real:
+                    patch.setattr(f"paceline.cli.prompt_file.journal.os.{one}", ending(one))
                 try:
                     put_all(*files(name), layout, line_of, order)
                 except Ended:
@@ -143,7 +143,7 @@ def test_a_full_disk_leaves_whole_lines_in_both_files(tmp_path, monkeypatch):
             patch.setattr("paceline.cli.prompt_file.journal.os.write", write_some)
             finished = read_finished(path, run=RUN, digests=DIGESTS, errors=errors, layout=LAYOUT)
             file = ResultFile(path, finished=finished, errors=errors, layout=LAYOUT)
-            with pytest.raises(OSError, match="No space left on device; . lines are in .*run the same command again"):
+            with pytest.raises(OSError, match=r"No space left on device; . lines are in .*run the same command again"):
                 for index in range(COUNT):
                     file.put(answer(index))
                 room[0] = -1  # it had all that it needed
