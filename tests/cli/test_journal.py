@@ -97,11 +97,22 @@ def test_a_process_that_ends_at_any_moment_loses_and_repeats_nothing(case, tmp_p
                 assert moments > 3 * COUNT, "there were no more moments"
                 return
             kept = read_finished(files(name)[0], run=RUN, digests=DIGESTS, errors=files(name)[1], layout=layout)
+            saved = set(whole_lines(journal_of(files(name)[0])))
             made = put_all(*files(name), layout, line_of, order[::-1])
+            assert not saved & set(made), "what has waited is not done again"
             assert sorted([*made, *range(kept.num_written), *kept.waiting]) == list(range(COUNT))
             assert len(made) >= COUNT - moments and contents(name) == whole
             assert not journal_of(files(name)[0]).exists()
         moments += 1
+
+
+def whole_lines(path):
+    """The indices of those of a journal."""
+    for text in path.read_bytes().splitlines() if path.exists() else ():
+        try:
+            yield json.loads(text)["index"]
+        except ValueError:
+            continue
 
 
 def test_what_another_run_has_written_meanwhile_is_not_cut_off(tmp_path):

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -57,7 +57,7 @@ def application(make: Callable[[], Engine], settings: Settings, replicas: Replic
         ray_actor_options={"num_cpus": replicas.cpus, "num_gpus": replicas.gpus},
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         **scale,
-    ).bind(make, settings, replicas.options)
+    ).bind(make, replace(settings, api_keys=(), hosts=()), replicas.options)  # the front has asked for the key
     front = serve.deployment(Front, name="front", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})
     return front.bind(engines, settings)
 
