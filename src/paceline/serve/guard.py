@@ -84,7 +84,8 @@ class Guard:
         host, origin = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin"))
         if _name(f"//{host}") not in self.settings.hosts:
             return f"host {host!r:.80}: without a key this server answers to {', '.join(self.settings.hosts)} alone"
-        if origin and origin not in self.settings.allowed_origins and urlsplit(origin).netloc != host:
+        own = origin.lower() in (f"http://{host}".lower(), f"https://{host}".lower())
+        if origin and origin not in self.settings.allowed_origins and not own:
             return f"origin {origin!r:.80}: allow its scripts with --allowed-origins"
         return None
 

@@ -16,8 +16,8 @@ from paceline.text.tokenizer import Tokenizer
 def check_steps(body: GenerationBody, settings: Settings) -> None:
     """Raise ApiError for a request of steps that this server does not give, and for one that is not a stream."""
     if body.return_steps and not settings.return_steps:
-        reason = "this server tells nothing of its drafts, for what was accepted tells something of a text; start it so"
-        raise ApiError(400, f"return_steps: {reason} that it may (return_steps), or leave it out", param="return_steps")
+        reason = "this server tells nothing of its drafts, for what was accepted tells of a text; start it with"
+        raise ApiError(400, f"return_steps: {reason} --return-steps on, or leave it out", param="return_steps")
     if body.return_steps and settings.stream_interval is not None:
         reason = f"this server sends {settings.stream_interval} tokens at a time, whatever a step gave; leave it out"
         raise ApiError(400, f"return_steps: {reason}", param="return_steps")

@@ -51,6 +51,7 @@ async def _work_through(engine: Engine, settings: Settings, lines: Iterable[Batc
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+            await server.grammars.close()
 
 
 async def answer_line(server: Server, line: BatchLine) -> Answered:

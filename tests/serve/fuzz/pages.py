@@ -1,0 +1,45 @@
+"""Schemathesis: requests made up from the server's own page, /openapi.json, and answers held against it."""
+
+import schemathesis
+from hypothesis import HealthCheck, given, seed, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.serve.fuzz.attack import application
+
+CHECKS = (
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+)
+
+
+def check_page(count, number, tally=None):
+    """Send ``count`` requests to every route, valid ones and others; raise where an answer is not as the page says."""
+    app = application()
+    page = schemathesis.openapi.from_asgi("/openapi.json", app)
+    for found in page.get_all_operations():
+        operation = found.ok()
+
+        @seed(number)
+        @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(
+            case=operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+            | operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
+        )
+        def check(case):
+            response = case.call_and_validate(checks=list(CHECKS))
+            if tally is not None:
+                tally.update(["requests", str(response.status_code)])
+
+        check()
