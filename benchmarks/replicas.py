@@ -180,10 +180,10 @@ class Replicas(Study):
                 continue
             kept = rates[rows, most].value / (most * one.value)
             serial = max(0.0, (1 / kept - 1) / (most - 1))  # Amdahl: time that is not divided
-            gain = HUNDRED / (1 + serial * (HUNDRED - 1))
+            times = HUNDRED / (1 + serial * (HUNDRED - 1))
             notes.append(
                 f"{plural(rows)}: {most} workers keep {kept:.0%} of what each gives alone. If what is lost is a serial "
-                f"share ({serial:.1%}), {HUNDRED} give {gain:.0f} times one: {gain * one.value:.0f} tokens/s, and "
-                f"{HUNDRED * 1e6 / 3600 / (gain * one.value):.1f} core hours for a million tokens"
+                f"share ({serial:.1%}), {HUNDRED} give {times:.0f} times one: {times * one.value:.0f} tokens/s, and "
+                f"{HUNDRED * 1e6 / 3600 / (times * one.value):.1f} core hours for a million tokens"
             )
         return notes
