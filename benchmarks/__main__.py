@@ -16,6 +16,7 @@ STUDIES = {
     "inflate": "benchmarks.inflate.command:Inflate",
     "instruction-sets": "benchmarks.instruction_sets:InstructionSets",
     "products": "benchmarks.products:Products",
+    "replicas": "benchmarks.replicas:Replicas",
     "resume": "benchmarks.resume:Resume",
     "sampling-cost": "benchmarks.sampling_cost:SamplingCost",
     "scaling": "benchmarks.scaling:Scaling",

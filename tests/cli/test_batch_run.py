@@ -20,7 +20,6 @@ from paceline.serve.app import make_app
 from paceline.serve.settings import Settings
 from tests.cli.batch_files import (
     CHAT,
-    TEXT,
     answer_file,
     chatty,
     command,
@@ -246,8 +245,8 @@ def test_changed_requests_are_refused_and_new_ones_at_the_end_are_done(source, t
         said = capsys.readouterr().err
         assert message in said and "give another OUTPUT, " in said
     write(source, [*lines, request(COUNT)])
-    assert answer_file(source, output, "--max-length", 64) == 2
-    assert "was written with another --max-length or --served-model-name" in capsys.readouterr().err
+    assert answer_file(source, output, "--max-model-len", 64) == 2
+    assert "was written with another --max-model-len or --served-model-name" in capsys.readouterr().err
 
 
 def test_a_file_that_changes_while_it_is_read_ends_the_run(source, tmp_path, capsys, monkeypatch):

@@ -36,8 +36,8 @@ def answer(index):
 CASES = {"plain": (PLAIN, plain, False), "answers": (LAYOUT, answer, False), "errors": (LAYOUT, answer, True)}
 
 
-def put_all(path, errors, layout, line_of, order):
-    """Go on with the file; the lines that were made."""
+def put_all(path, errors, layout, line_of, order, done=None):
+    """Go on with the file; the lines that were made. To ``done`` those are added that were put."""
     finished = read_finished(path, run=RUN, digests=DIGESTS, errors=errors, layout=layout)
     made, file = [], ResultFile(path, finished=finished, errors=errors, layout=layout)
     try:
@@ -45,6 +45,8 @@ def put_all(path, errors, layout, line_of, order):
             if index >= finished.num_written and index not in finished.waiting:
                 made.append(index)
                 file.put(line_of(index))
+                if done is not None:
+                    done.append(index)
     except Ended:
         for descriptor in file._open:
             os.close(descriptor)
@@ -75,7 +77,7 @@ def test_a_process_that_ends_at_any_moment_loses_and_repeats_nothing(case, tmp_p
             left = [moments]
 
             def ending(name, left=left, share=share):
-                def call(file, *arguments):
+                def called(file, *arguments):
                     left[0] -= 1
                     if left[0] >= 0:
                         return real[name](file, *arguments)
@@ -83,14 +85,14 @@ def test_a_process_that_ends_at_any_moment_loses_and_repeats_nothing(case, tmp_p
                         real[name](file, arguments[0][: round(share * len(arguments[0]))])
                     raise Ended
 
-                return call
+                return called
 
-            name = f"{moments}-{share}"
+            name, done = f"{moments}-{share}", []
             with monkeypatch.context() as patch:
-                for call in real:
-                    patch.setattr(f"paceline.cli.prompt_file.journal.os.{call}", ending(call))
+                for one in real:
+                    patch.setattr(f"paceline.cli.prompt_file.journal.os.{one}", ending(one))
                 try:
-                    put_all(*files(name), layout, line_of, order)
+                    put_all(*files(name), layout, line_of, order, done)
                 except Ended:
                     pass
             if left[0] >= 0:
@@ -98,6 +100,7 @@ def test_a_process_that_ends_at_any_moment_loses_and_repeats_nothing(case, tmp_p
                 return
             kept = read_finished(files(name)[0], run=RUN, digests=DIGESTS, errors=files(name)[1], layout=layout)
             made = put_all(*files(name), layout, line_of, order[::-1])
+            assert not set(done) & set(made), "what was finished is not done again"
             assert sorted([*made, *range(kept.num_written), *kept.waiting]) == list(range(COUNT))
             assert len(made) >= COUNT - moments and contents(name) == whole
             assert not journal_of(files(name)[0]).exists()
@@ -143,7 +146,7 @@ def test_a_full_disk_leaves_whole_lines_in_both_files(tmp_path, monkeypatch):
             patch.setattr("paceline.cli.prompt_file.journal.os.write", write_some)
             finished = read_finished(path, run=RUN, digests=DIGESTS, errors=errors, layout=LAYOUT)
             file = ResultFile(path, finished=finished, errors=errors, layout=LAYOUT)
-            with pytest.raises(OSError, match="No space left on device; . lines are in .*run the same command again"):
+            with pytest.raises(OSError, match=r"No space left on device; . lines are in .*run the same command again"):
                 for index in range(COUNT):
                     file.put(answer(index))
                 room[0] = -1  # it had all that it needed

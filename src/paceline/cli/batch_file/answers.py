@@ -55,5 +55,5 @@ LAYOUT = Layout(
     write=lambda line: line["answer"],
     read=_read,
     way_out=WAY_OUT,
-    parts=(PARTS[0], "another --max-length or --served-model-name", PARTS[2]),
+    parts=(PARTS[0], "another --max-model-len or --served-model-name", PARTS[2]),
 )

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -11,10 +12,12 @@ from rich.console import Console
 from paceline.api import Engine
 from paceline.api.build import build_drafting
 from paceline.api.draft_length import longest_draft, room
-from paceline.api.engine import LONGEST, MOST_ROWS, engine_for
+from paceline.api.engine import LONGEST
+from paceline.api.engine_for import MOST_ROWS, engine_for
 from paceline.cli.batch_file.answers import LAYOUT, answered, unsent
 from paceline.cli.batch_file.lines import BatchLine, Survey, read_lines, survey
-from paceline.cli.batch_file.work import Answered, work_through
+from paceline.cli.batch_file.on_ray import work_through_on_ray
+from paceline.cli.batch_file.work import AHEAD, Answered, work_through
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
 from paceline.cli.progress import PromptProgress
 from paceline.cli.prompt_file.fingerprint import fingerprint
@@ -44,7 +47,7 @@ class Run:
         if found.num_invalid == len(found):
             raise ValueError(f"{options.input}: all {len(found)} requests are invalid: {found.first_invalid}")
         run = fingerprint(
-            options.model, options.drafting, {"names": self.settings.names, "max_length": options.max_length}
+            options.model, options.drafting, {"names": self.settings.names, "max_model_len": options.max_model_len}
         )
         finished = Finished()
         if not options.overwrite:
@@ -53,7 +56,9 @@ class Run:
             )
         num_done = finished.num_written + len(finished.waiting)
         self._note_before(found, num_done)
-        engine = None if num_done == len(found) else make_engine(options, num_outputs=found.num_outputs)
+        make = partial(make_engine, options, num_outputs=found.num_outputs)
+        here = options.ray is None and num_done < len(found)
+        engine = make() if here else None
         sink = ResultFile(options.output, finished=finished, errors=options.errors, layout=LAYOUT)
         failures = _Failures()
         for index, reason in (
@@ -92,6 +97,9 @@ class Run:
                     work_through(
                         engine, self.settings, left(), put, admit=lambda line: line.index < sink.num_written + WINDOW
                     )
+                elif options.ray is not None and num_done < len(found):
+                    block = AHEAD * (options.batch_size or MOST_ROWS)
+                    work_through_on_ray(options.cluster(), make, self.settings, left(), put, block=block)
                 complete = True
             except KeyboardInterrupt:
                 pass
@@ -153,6 +161,6 @@ def make_engine(options: "BatchRun", *, num_outputs: int) -> Engine:
         num_draft_tokens=count,
         batch_size=options.batch_size,
         num_texts=max(min(num_outputs, MOST_ROWS), options.batch_size or 1),
-        max_length=options.max_length or min(LONGEST, longest),
+        max_length=options.max_model_len or min(LONGEST, longest),
         profile=options.profile or "auto",
     )

@@ -44,7 +44,7 @@ async def _work_through(engine: Engine, settings: Settings, lines: Iterable[Batc
                 if line.error is not None:
                     put(line, None)
                     continue
-                running[asyncio.create_task(_answer(server, line))] = line
+                running[asyncio.create_task(answer_line(server, line))] = line
             while running:
                 await collect()
         finally:
@@ -54,6 +54,7 @@ async def _work_through(engine: Engine, settings: Settings, lines: Iterable[Batc
             await server.grammars.close()
 
 
-async def _answer(server: Server, line: BatchLine) -> Answered:
+async def answer_line(server: Server, line: BatchLine) -> Answered:
+    """The answer to one request."""
     status, body, results = await answer(server, line.url, line.body)
     return status, body, total(results) if results else None
