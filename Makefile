@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters bench-corrections bench-speech experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads zoo zoo-train clean
+.PHONY: page demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters bench-corrections bench-speech experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads zoo zoo-train clean
 
 $(RUNS): pyproject.toml constraints.txt demo/pyproject.toml
 	@echo "Installing Paceline, PyTorch and the embedded models into $(VENV): about a minute, and what is to be downloaded"
@@ -186,7 +186,11 @@ mutants: $(STAMP)  ## Break the shipped code in known ways and see which test no
 	$(BIN)/python -m tests.mutants
 
 slow: $(STAMP)  ## The slow tests that no other target runs, and the cases that each_value and one_in leave out
-	$(BIN)/python -m pytest -n auto --dist worksteal -m slow --ignore tests/packaging --ignore tests/mutants
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow --ignore tests/packaging --ignore tests/mutants --ignore tests/serve/browser
+
+page: $(STAMP)  ## The page of the server in Chromium (apt install chromium), its pictures compared; PACELINE_PICTURES=write makes those anew
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group page
+	$(BIN)/python -m pytest -m slow tests/serve/browser
 
 fuzz: $(STAMP)  ## Two thousand batches of made-up sampling options, each token judged; fresh every time (some minutes)
 	$(BIN)/python -m tests.fuzz
