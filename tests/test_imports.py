@@ -47,6 +47,8 @@ def test_the_package_and_its_names_load_nothing():
         "demo --target /nowhere --draft /nowhere",
         "bench --target ./nowhere",
         "roofline --model ./nowhere",
+        "serve --help",
+        "serve ./nowhere",
     ],
 )
 def test_help_and_a_mistyped_path_load_no_torch(words):

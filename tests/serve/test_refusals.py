@@ -56,7 +56,7 @@ REFUSED = [  # path, body, status, field, what is said
     ),
     (CHATS, {"messages": []}, 400, "messages", "messages: List should have at least 1 item"),
     (CHATS, {"messages": USER, "top_logprobs": 3}, 400, "top_logprobs", "top_logprobs=3 needs logprobs"),
-    (CHATS, {"messages": USER, "tools": [{"type": "function"}]}, 400, "tools", "tools are not served yet"),
+    (CHATS, {"messages": USER, "tools": [{"type": "function"}]}, 400, "tools", 'tools.0: give {"type": "function"'),
     (CHATS, {"messages": USER, "chat_template": "{{ x }}"}, 400, "chat_template", "the template is the server's"),
     (
         CHATS,

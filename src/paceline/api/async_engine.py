@@ -19,7 +19,7 @@ from paceline.api.async_streams import AsyncStream, DeadlineError, DrainingError
 from paceline.api.engine import Engine
 from paceline.api.fair_queue import FairQueue
 from paceline.api.prompts import EncodedPrompt, Prompts
-from paceline.api.requests import ParamsLike
+from paceline.api.requests import ParamsLike, RequestOptions
 from paceline.api.results import Piece, Result
 from paceline.api.sampling_options import SamplingOptions, with_options
 from paceline.api.submissions import Observer, Silent, Submission, fulfil
@@ -106,6 +106,7 @@ class AsyncEngine:
         client: str = "",
         timeout: float | None = None,
         draft_store: str | None = None,
+        steps: bool = False,
         num_draft_tokens: int | None = None,
         **options: Unpack[SamplingOptions],
     ) -> AsyncStream:
@@ -113,6 +114,7 @@ class AsyncEngine:
 
         - ``priority`` (0): smaller ones get rows first.
         - ``client`` (""): whose request it is, for fairness; and what it copies from, unless ``draft_store`` is given.
+        - ``steps`` (False) and ``num_draft_tokens`` (None): as in ``Engine.submit``.
         - ``timeout`` (None): seconds from now after which it ends with DeadlineError.
 
         Raises ValueError and TypeError as ``Engine.submit`` does, OverloadedError and DrainingError, and EngineError
@@ -129,8 +131,8 @@ class AsyncEngine:
         try:
             params = with_options(self.submit, params, options)
             store = client if draft_store is None else draft_store
-            prepare = partial(self.engine.prepare, draft_store=store, num_draft_tokens=num_draft_tokens)
-            prepared = await asyncio.to_thread(prepare, prompts, params)
+            more = RequestOptions(steps=steps, num_draft_tokens=num_draft_tokens, draft_store=store)
+            prepared = await asyncio.to_thread(partial(self.engine.prepare, prompts, params, **more))
             self._check_open()
             self._numbers += 1
             deadline = math.inf if timeout is None else time.monotonic() + timeout

@@ -12,12 +12,16 @@ from fastapi.responses import JSONResponse, Response
 import paceline
 from paceline.api.async_engine import AsyncEngine
 from paceline.api.engine import Engine
+from paceline.serve.chat_prompts import chat_tokens
+from paceline.serve.chats import ChatAnswer
+from paceline.serve.completions import CompletionAnswer
 from paceline.serve.counters import Counters
 from paceline.serve.errors import ApiError, add_handlers
-from paceline.serve.generation import ChatAnswer, CompletionAnswer, Server, chat_tokens
+from paceline.serve.generation import Server
 from paceline.serve.guard import Guard
 from paceline.serve.metrics import add_metrics_route
 from paceline.serve.openapi import describe
+from paceline.serve.page import add_page_routes
 from paceline.serve.replies import spelled
 from paceline.serve.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from paceline.serve.settings import Settings
@@ -58,6 +62,7 @@ def make_app(
 
     add_status_routes(app, server)
     add_metrics_route(app, served, counters, model=settings.names[0])
+    add_page_routes(app, server)
 
     @app.get("/v1/models")
     async def models() -> dict[str, object]:
@@ -92,7 +97,7 @@ def make_app(
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give one of prompt and messages", param="prompt")
         if body.messages is not None:
-            tokens = await chat_tokens(server, body.messages, body)
+            tokens = await chat_tokens(server, body.messages, add_generation_prompt=body.add_generation_prompt)
         else:
             assert body.prompt is not None
             server.check_text(body.prompt, "prompt")

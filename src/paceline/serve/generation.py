@@ -1,13 +1,12 @@
-"""Completions and chats: a request becomes a submission, and its pieces an answer or a stream of events."""
+"""What answers have in common: a request becomes a submission, and its pieces an answer or a stream of events."""
 
-import asyncio
 import json
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from paceline.api.async_engine import AsyncEngine
 from paceline.api.async_streams import AsyncStream
@@ -17,10 +16,10 @@ from paceline.serve.chunks import Chunks
 from paceline.serve.drafting import draft_limit
 from paceline.serve.errors import ApiError, api_error, body_of
 from paceline.serve.grammar_guard import GrammarGuard
-from paceline.serve.replies import chat_logprobs, completion_logprobs, metrics, reason_of, usage, usage_of
-from paceline.serve.sampling import chat_params, completion_params
-from paceline.serve.schema import ChatBody, CompletionBody, GenerationBody, Message
+from paceline.serve.replies import metrics, usage, usage_of
+from paceline.serve.schema import GenerationBody
 from paceline.serve.settings import Settings
+from paceline.serve.steps import check_steps, steps_of
 from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # an extra, which answers to requests of files do without
@@ -58,6 +57,22 @@ class Server:
             raise ApiError(400, f"{self.settings.names[0]} has no tokenizer, and so reads and writes no texts")
         return found
 
+    @property
+    def reads_sources(self) -> bool:
+        """Whether prompts are read by an encoder."""
+        return bool(self.engine.engine.target.lm.context_inputs)
+
+    def truncated(self, tokens: list[int], body: GenerationBody, params: SamplingParams) -> list[int]:
+        """The last of ``tokens``, as many as ``truncate_prompt_tokens`` says; -1: as there is room for beside
+        ``max_tokens``. Raises ApiError for 0.
+        """
+        most, param = body.truncate_prompt_tokens, "truncate_prompt_tokens"
+        if most is None:
+            return tokens
+        if most == 0:
+            raise ApiError(400, f"{param}=0: give at least 1, or -1 for as many as fit", param=param)
+        return tokens[-most if most > 0 else -max(1, self.max_length - (params.max_tokens or 1)) :]
+
     def check_model(self, name: str | None) -> None:
         """Raise ApiError for a name that the model does not have."""
         check_model(self.settings, name)
@@ -92,13 +107,27 @@ class Answer(ABC):
     def params(self) -> SamplingParams: ...
 
     @abstractmethod
-    async def prompts(self) -> list[Any]: ...
+    async def prompts(self, params: SamplingParams) -> list[Any]: ...
+
+    def bound(self, params: SamplingParams, prompts: Sequence[Any]) -> SamplingParams:
+        """``params`` with what depends on the prompts."""
+        return params
+
+    def refusal(self, error: ValueError) -> Exception:
+        """What a request is answered that the engine did not take."""
+        return error
 
     @abstractmethod
     def choice(self, result: Result) -> dict[str, object]: ...
 
     @abstractmethod
-    def change(self, pieces: Sequence[Piece]) -> dict[str, object]: ...
+    def change(self, number: int, pieces: Sequence[Piece]) -> dict[str, object] | None:
+        """What the choice ``number`` has gained; None where there is nothing to send yet."""
+        ...
+
+    def root(self, results: Sequence[Result]) -> dict[str, object]:
+        """What a whole answer has beside its choices."""
+        return {}
 
     def opening(self) -> Iterable[dict[str, object]]:
         """Choices of the first event."""
@@ -107,7 +136,8 @@ class Answer(ABC):
     async def submit(self) -> AsyncStream:
         """Submit the request. Raises ApiError, and what submitting raises."""
         limits = self.server.settings.limits
-        params, prompts = self.params(), await self.prompts()
+        params = self.params()
+        prompts = await self.prompts(params)
         if len(prompts) > limits.prompts:
             raise ApiError(400, f"{len(prompts)} prompts, at most {limits.prompts} are taken", param="prompt")
         if len(prompts) * params.n > limits.outputs:
@@ -116,15 +146,21 @@ class Answer(ABC):
                 f"n={params.n} of {len(prompts)} prompts: at most {limits.outputs} outputs are made for a request",
                 param="n",
             )
+        params = self.bound(params, prompts)
+        check_steps(self.body, self.server.settings)
         await self.server.grammars.check(self.server.engine.engine.target.tokenizer, params)
-        return await self.server.engine.submit(
-            prompts,
-            params,
-            priority=self.body.priority,
-            client=self.client,
-            timeout=limits.seconds,
-            num_draft_tokens=draft_limit(self.body.speculative_config, most=self.server.max_draft_tokens),
-        )
+        try:
+            return await self.server.engine.submit(
+                prompts,
+                params,
+                priority=self.body.priority,
+                client=self.client,
+                timeout=limits.seconds,
+                steps=self.body.return_steps,
+                num_draft_tokens=draft_limit(self.body.speculative_config, most=self.server.max_draft_tokens),
+            )
+        except ValueError as error:
+            raise self.refusal(error) from error
 
     async def respond(self) -> "Response":
         """Submit, and answer. Raises as ``submit`` does, before anything is sent."""
@@ -142,7 +178,7 @@ class Answer(ABC):
         if failed is not None:
             raise ApiError(400, failed)
         answer = {**self.head(self.kind), "choices": [self.choice(one) for one in results], "usage": usage(results)}
-        return answer | self.measured(results)
+        return answer | self.root(results) | self.measured(results)
 
     def head(self, kind: str) -> dict[str, object]:
         """What every answer and event begins with."""
@@ -170,7 +206,11 @@ class Answer(ABC):
             nonlocal written
             written += len(own)
             number = own[0].index * self.body.n + own[0].sample
-            return event({"index": number, **self.change(own), "finish_reason": reason_of(own[-1])})
+            choice = self.change(number, own)
+            if choice is None:
+                return ""
+            steps = {"steps": steps_of(self.server.tokenizer, own)} if self.body.return_steps else {}
+            return event({"index": number, **choice, **steps})
 
         try:
             async with stream:  # left when the client leaves, too
@@ -178,9 +218,11 @@ class Answer(ABC):
                     yield event(choice)
                 async for pieces in stream:
                     for own in chunks.add(pieces):
-                        yield changed(own)
+                        if data := changed(own):
+                            yield data
                 for own in chunks.rest():
-                    yield changed(own)
+                    if data := changed(own):
+                        yield data
                 results = await stream.results()
             failed = next((one.error for one in results if one.error is not None), None)
             if failed is not None:
@@ -194,129 +236,6 @@ class Answer(ABC):
     def number(self, found: Result) -> int:
         """Of a choice."""
         return found.index * self.body.n + found.sample
-
-
-@final
-class CompletionAnswer(Answer):
-    """Of ``/v1/completions``."""
-
-    kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
-    body: CompletionBody
-
-    def params(self) -> SamplingParams:
-        if self.body.echo and self.body.stream:
-            raise ApiError(400, "echo with stream: give one of them", param="echo")
-        return completion_params(self.body, self.server.settings.limits)
-
-    async def prompts(self) -> list[Any]:
-        asked = self.body.prompt
-        given: list[Any] = [asked] if isinstance(asked, str) or (asked and isinstance(asked[0], int)) else list(asked)
-        if not given:
-            raise ApiError(400, "prompt: an empty list; give a text, token ids, or a list of these", param="prompt")
-        for text in given:
-            if isinstance(text, str):
-                self.server.check_text(text, "prompt")
-        return given
-
-    def choice(self, result: Result) -> dict[str, object]:
-        text, tokens, found = result.text or "", list(result.token_ids), list[Any](result.logprobs or ())
-        prompt = ""
-        if self.body.echo:
-            prompt = self.server.tokenizer.decode(result.prompt_tokens)
-        if self.body.echo and result.prompt_logprobs is not None:
-            score = result.prompt_logprobs
-            before = [
-                None if value is None else _Scored(value, top or ())
-                for value, top in zip(score.logprobs, score.top, strict=True)
-            ]
-            tokens, found = [*score.tokens, *tokens], [*before, *found]
-        logprobs = None
-        if self.body.logprobs is not None:
-            logprobs = completion_logprobs(self.server.tokenizer, tokens, found)
-        return {
-            "index": self.number(result),
-            "text": prompt + text,
-            "logprobs": logprobs,
-            "finish_reason": reason_of(result),
-            "stop_reason": result.stop_reason,
-        }
-
-    def change(self, pieces: Sequence[Piece]) -> dict[str, object]:
-        logprobs = None
-        if self.body.logprobs is not None:
-            tokens = [piece.token for piece in pieces]
-            logprobs = completion_logprobs(self.server.tokenizer, tokens, [piece.logprob for piece in pieces])
-        return {"text": "".join(piece.text for piece in pieces), "logprobs": logprobs}
-
-
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """A prompt's token as ``completion_logprobs`` reads it."""
-
-    raw: float
-    top_raw: Sequence[tuple[int, float]]
-
-
-@final
-class ChatAnswer(Answer):
-    """Of ``/v1/chat/completions``."""
-
-    kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
-    body: ChatBody
-
-    def params(self) -> SamplingParams:
-        return chat_params(self.body, self.server.settings.limits)
-
-    async def prompts(self) -> list[Any]:
-        return [await chat_tokens(self.server, self.body.messages, self.body)]
-
-    def opening(self) -> Iterable[dict[str, object]]:
-        for index in range(self.body.n):
-            yield {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-
-    def choice(self, result: Result) -> dict[str, object]:
-        logprobs = None
-        if result.logprobs is not None:
-            pairs = list(zip(result.token_ids, result.logprobs, strict=True))
-            logprobs = chat_logprobs(self.server.tokenizer, pairs)
-        return {
-            "index": self.number(result),
-            "message": {"role": "assistant", "content": result.text or ""},
-            "logprobs": logprobs,
-            "finish_reason": reason_of(result),
-            "stop_reason": result.stop_reason,
-        }
-
-    def change(self, pieces: Sequence[Piece]) -> dict[str, object]:
-        pairs = [(piece.token, piece.logprob) for piece in pieces if piece.logprob is not None]
-        logprobs = chat_logprobs(self.server.tokenizer, pairs) if pairs else None
-        return {"delta": {"content": "".join(piece.text for piece in pieces)}, "logprobs": logprobs}
-
-
-async def chat_tokens(server: Server, messages: Sequence[Message], options: Any) -> list[int]:
-    """A chat's token ids. Raises ApiError for messages that are not of text, and what the template raises."""
-    plain: list[dict[str, object]] = []
-    for number, message in enumerate(messages):
-        text = _text_of(message, f"messages.{number}.content")
-        server.check_text(text, f"messages.{number}.content")
-        plain.append({**(message.model_extra or {}), "role": message.role, "content": text})
-    return await asyncio.to_thread(
-        server.tokenizer.chat,
-        plain,
-        add_generation_prompt=options.add_generation_prompt and not getattr(options, "continue_final_message", False),
-        continue_final_message=getattr(options, "continue_final_message", False),
-    )
-
-
-def _text_of(message: Message, param: str) -> str:
-    if message.content is None or isinstance(message.content, str):
-        return message.content or ""
-    texts: list[str] = []
-    for part in message.content:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ApiError(400, f"{param}: a part of type {part.get('type')!r}; only texts are read", param=param)
-        texts.append(part["text"])
-    return "".join(texts)
 
 
 def _event(data: Mapping[str, object]) -> str:

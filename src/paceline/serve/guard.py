@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.serve.errors import ApiError, response_of
+from paceline.serve.page_key import asking, with_bearer
 from paceline.serve.settings import Settings
 
 
@@ -24,7 +25,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         limits, size, deadline = self.settings.limits, 0, float("inf")
-        refusal = self._refusal(dict(scope["headers"]))
+        refusal = self._refusal(with_bearer(dict(scope["headers"])))
         if refusal is not None:
             await _refuse(refusal, scope, receive, send)
             return
@@ -99,5 +100,7 @@ def _name(url: str) -> str | None:
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer, and read no more of a body that may still come."""
     response = response_of(error)
+    if error.status == 401:
+        response = asking(scope, response)
     response.headers["connection"] = "close"
     await response(scope, receive, send)

@@ -9,8 +9,10 @@ from pydantic import ValidationError
 from paceline.api.async_streams import DrainingError, OverloadedError
 from paceline.api.params import SamplingParams
 from paceline.api.results import Result
+from paceline.serve.chats import ChatAnswer
+from paceline.serve.completions import CompletionAnswer
 from paceline.serve.errors import ApiError, api_error, body_of, invalid_body
-from paceline.serve.generation import Answer, ChatAnswer, CompletionAnswer, Server, check_model
+from paceline.serve.generation import Answer, Server, check_model
 from paceline.serve.sampling import chat_params, completion_params
 from paceline.serve.schema import ChatBody, CompletionBody, GenerationBody
 from paceline.serve.settings import Settings

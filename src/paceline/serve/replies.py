@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from paceline.api.results import Piece, Result, total
+from paceline.api.score import PromptScore
 from paceline.core.logprobs import TokenLogprobs
 from paceline.text.tokenizer import Tokenizer
 
@@ -21,9 +22,9 @@ class Scored(Protocol):
     def top_raw(self) -> Sequence[tuple[int, float]]: ...
 
 
-def spelled(tokenizer: Tokenizer, token: int) -> str:
-    """The text of one token, special ones by their names."""
-    return tokenizer.decode([token], skip_special=False)
+def spelled(tokenizer: Tokenizer, token: int, *, as_id: bool = False) -> str:
+    """The text of one token, special ones by their names; or its number."""
+    return f"token_id:{token}" if as_id else tokenizer.decode([token], skip_special=False)
 
 
 def usage_of(num_prompt: int, num_output: int) -> dict[str, int]:
@@ -59,35 +60,49 @@ def metrics(results: Sequence[Result], *, num_draft_tokens: int) -> dict[str, ob
         "per_step_accepted": None,
         "per_step_drafted": None,
     }
-    first = None if times.first_token is None else 1000 * times.first_token
-    return {"time_to_first_token_ms": first, "speculative_decoding": speculative}
+    first, rate, gap = times.first_token, None, None
+    after = 0.0 if first is None else times.total - first
+    if after and len(result.token_ids) > 1:
+        gap = 1000 * after / (len(result.token_ids) - 1)
+        rate = len(result.token_ids) / (times.total - times.queue)
+    return {
+        "time_to_first_token_ms": None if first is None else 1000 * first,
+        "generation_time_ms": 1000 * after,
+        "queue_time_ms": 1000 * times.queue,
+        "mean_itl_ms": gap,
+        "tokens_per_second": rate,
+        "speculative_decoding": speculative,
+    }
 
 
 def completion_logprobs(
-    tokenizer: Tokenizer, tokens: Sequence[int], logprobs: Sequence[Scored | None]
+    tokenizer: Tokenizer, tokens: Sequence[int], logprobs: Sequence[Scored | None], *, as_ids: bool = False
 ) -> dict[str, object]:
     """``logprobs`` of a completion; None for a token with nothing before it."""
     offset = 0
     texts, offsets, chosen, top = list[str](), list[int](), list[float | None](), list[dict[str, float] | None]()
     for token, found in zip(tokens, logprobs, strict=True):
-        text = spelled(tokenizer, token)
+        text = spelled(tokenizer, token, as_id=as_ids)
         texts.append(text)
         offsets.append(offset)
         offset += len(text)
         chosen.append(None if found is None else found.raw)
         # The token's own comes last, so that of two with one spelling it is the one that is kept.
         likeliest = () if found is None else reversed(found.top_raw)
-        named = {spelled(tokenizer, one): value for one, value in likeliest}
+        named = {spelled(tokenizer, one, as_id=as_ids): value for one, value in likeliest}
         top.append(None if found is None else {**named, text: found.raw})
     return {"text_offset": offsets, "token_logprobs": chosen, "tokens": texts, "top_logprobs": top}
 
 
-def chat_logprobs(tokenizer: Tokenizer, pieces: Sequence[tuple[int, TokenLogprobs]]) -> dict[str, object]:
+def chat_logprobs(
+    tokenizer: Tokenizer, pieces: Sequence[tuple[int, TokenLogprobs]], *, as_ids: bool = False
+) -> dict[str, object]:
     """``logprobs`` of a chat's answer."""
 
     def entry(token: int, value: float) -> dict[str, object]:
         text = spelled(tokenizer, token)
-        return {"token": text, "logprob": max(value, -9999.0), "bytes": list(text.encode())}
+        shown = spelled(tokenizer, token, as_id=as_ids)
+        return {"token": shown, "logprob": max(value, -9999.0), "bytes": list(text.encode())}
 
     return {
         "content": [
@@ -95,6 +110,30 @@ def chat_logprobs(tokenizer: Tokenizer, pieces: Sequence[tuple[int, TokenLogprob
             for token, found in pieces
         ]
     }
+
+
+def prompt_logprobs(tokenizer: Tokenizer, score: PromptScore, *, most: int) -> list[dict[str, object] | None]:
+    """Those of a prompt's tokens and of the ``most`` likeliest, as vLLM gives them. The rank of a token that is not
+    among the likeliest is None.
+    """
+    found: list[dict[str, object] | None] = []
+    for token, value, top in zip(score.tokens, score.logprobs, score.top, strict=True):
+        if value is None:
+            found.append(None)
+            continue
+        ranked = {one: (likely, rank) for rank, (one, likely) in enumerate((top or ())[:most], start=1)}
+        entries = {token: (value, ranked.get(token, (value, None))[1])} | ranked
+        found.append(
+            {
+                str(one): {
+                    "logprob": max(logprob, -9999.0),
+                    "rank": rank,
+                    "decoded_token": spelled(tokenizer, one),
+                }
+                for one, (logprob, rank) in entries.items()
+            }
+        )
+    return found
 
 
 def reason_of(found: Piece | Result) -> str | None:

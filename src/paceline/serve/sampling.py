@@ -13,15 +13,21 @@ NOT_TAKEN = {
     "best_of": "only n outputs are made: give n",
     "suffix": "no model fills in before a suffix: leave it out",
     "use_beam_search": "there are no beams: leave it out",
-    "tools": "tools are not served yet: leave them out",
-    "tool_choice": "tools are not served yet: leave it out",
+    "functions": "give tools, which took their place",
+    "function_call": "give tool_choice, which took its place",
+    "documents": "the chat template gets messages and tools alone: leave them out",
+    "mm_processor_kwargs": "only texts are read: leave it out",
+    "audio": "only texts are written: leave it out",
+    "web_search_options": "nothing is searched: leave it out",
+    "prediction": "drafters are the server's: leave it out",
     "chat_template": "the template is the server's: leave it out",
 }
 
 
 def completion_params(body: CompletionBody, limits: Limits) -> SamplingParams:
     """Those of a completion. Raises ApiError naming the field, its value and the limit."""
-    return _params(body, limits, logprobs=body.logprobs, prompt_logprobs=body.logprobs if body.echo else None)
+    scored = [number for number in (body.prompt_logprobs, body.logprobs if body.echo else None) if number is not None]
+    return _params(body, limits, logprobs=body.logprobs, prompt_logprobs=max(scored, default=None))
 
 
 def chat_params(body: ChatBody, limits: Limits) -> SamplingParams:
@@ -29,12 +35,15 @@ def chat_params(body: ChatBody, limits: Limits) -> SamplingParams:
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, f"top_logprobs={body.top_logprobs} needs logprobs: true", param="top_logprobs")
     more: dict[str, Any] = {"max_tokens": (body.model_extra or {}).get("max_tokens")}
+    more["prompt_logprobs"] = body.prompt_logprobs
     if body.max_completion_tokens is not None:
         more["max_tokens"] = body.max_completion_tokens
     return _params(body, limits, logprobs=(body.top_logprobs or 0) if body.logprobs else None, **more)
 
 
 def _params(body: GenerationBody, limits: Limits, **more: object) -> SamplingParams:
+    if body.prompt_logprobs is not None and body.stream:
+        raise ApiError(400, "prompt_logprobs with stream: give one of them", param="prompt_logprobs")
     extra = {name: value for name, value in (body.model_extra or {}).items() if value is not None}
     for name, reason in NOT_TAKEN.items():
         found = extra.get(name, getattr(body, name, None))

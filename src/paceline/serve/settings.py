@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from paceline.serve.reasoning import REASONING_FORMATS
+from paceline.serve.tool_formats import TOOL_FORMATS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -19,6 +22,9 @@ class Limits:
     sequence_tokens: int = 64  # of one of them
     grammar_bytes: int = 64 << 10
     grammar_seconds: float = 1.0  # to compile one
+    tools: int = 128
+    schema_depth: int = 32  # nested levels of a tool
+    template_options: int = 16  # of chat_template_kwargs
     seconds: float | None = None  # from its arrival to its last token
 
 
@@ -29,7 +35,17 @@ class Settings:
     names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()  # a client has to send one of them; () lets everybody in
     limits: Limits = field(default_factory=Limits)
+    return_steps: bool = False  # whether streams may have drafts and what was accepted; the same holds of them
     per_request_metrics: bool = False  # they tell what was accepted, and so something of the text
     stream_interval: int | None = None  # tokens of every event of a stream; None: as many as a step gives
     hosts: tuple[str, ...] = ()  # by which this machine may be called; () lets any name through
     allowed_origins: tuple[str, ...] = ()  # web pages whose scripts may ask
+    tool_call_parser: str | None = None  # how the model writes calls of tools; None: as its chat template tells
+    enable_auto_tool_choice: bool = True
+    reasoning_parser: str | None = None  # how it writes reasoning; None: it is text
+
+    def __post_init__(self) -> None:
+        for option, known in (("tool_call_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)):
+            value = getattr(self, option)
+            if value is not None and value not in known:
+                raise ValueError(f"{option}={value!r}: give one of {', '.join(known)}, or None")

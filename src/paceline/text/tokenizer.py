@@ -110,6 +110,11 @@ class Tokenizer:
         """Whether ``token`` is in the vocabulary. Models with padded embeddings may return others, without text."""
         return token in self._known
 
+    def added_token(self, text: str) -> int | None:
+        """The added token that is written as ``text``; None if there is none."""
+        added = self.inner.added_tokens_decoder
+        return next((number for number, token in added.items() if token.content == text), None)
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of ``text``; ``special`` includes those that the tokenizer adds, such as beginning-of-text."""
         return self.encode_many([text], special=special)[0]
@@ -157,12 +162,15 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
     ) -> list[int]:
         """Token ids of a chat rendered by the template, without a second beginning-of-text token.
 
         messages: each with a role and a content, a string or a list of parts, passed to the template unchanged.
         add_generation_prompt: open the assistant's next message. continue_final_message: leave the last message open
-        instead. Raises TokenizerError where there is no template, or it rejects the messages.
+        instead. tools, variables: what the template gets besides; a variable must not be an option of
+        ``apply_chat_template``. Raises TokenizerError where there is no template, or it rejects the messages.
         """
         if not self.has_chat_template:
             raise TokenizerError(
@@ -180,8 +188,10 @@ class Tokenizer:
                 cast(list[dict[str, str]], [dict(message) for message in messages]),  # parts are lists, too
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                tools=cast("list[dict[str, object]] | None", tools),
                 return_dict=False,
                 tokenizer_kwargs={"verbose": False},
+                **(variables or {}),
             )
         except Exception as error:  # a template may raise anything
             raise TokenizerError(

@@ -9,7 +9,7 @@ from paceline.cli.prompt_file.journal import PARTS, Layout, Line
 
 ID = re.compile(r"batch_req_([0-9a-f]{8})([0-9a-f]{8})([0-9a-f]{8})([0-9a-f]{16})")
 INVALID = "invalid_request"
-WAY_OUT = "give another OUTPUT, or --overwrite to start over"
+WAY_OUT = "give another OUTPUT, the --errors FILE that it was written with, or --overwrite to start over"
 
 
 def answered(line: BatchLine, answer: tuple[int, Mapping[str, Any]], *, run: str) -> Line:

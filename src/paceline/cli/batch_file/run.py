@@ -55,9 +55,12 @@ class Run:
         self._note_before(found, num_done)
         engine = None if num_done == len(found) else make_engine(options, num_outputs=found.num_outputs)
         sink = ResultFile(options.output, finished=finished, errors=options.errors, layout=LAYOUT)
-        failures = _Failures(len(finished.failed), next(iter(finished.failed.values()), ""))
-        for line in finished.waiting.values():
-            failures.add(line.get("error"))
+        failures = _Failures()
+        for index, reason in (
+            *finished.failed.items(),
+            *((at, one.get("error")) for at, one in finished.waiting.items()),
+        ):
+            failures.add(index, reason)
         complete, start = False, time.perf_counter()
         with PromptProgress(
             console=self.notes, total=len(found), done=num_done, shown=not options.quiet, what="requests"
@@ -66,7 +69,7 @@ class Run:
             def put(line: BatchLine, answer: Answered | None) -> None:
                 made = unsent(line, run=run) if answer is None else answered(line, answer[:2], run=run)
                 sink.put(made)
-                failures.add(made.get("error"))
+                failures.add(line.index, made.get("error"))
                 counts = None if answer is None else answer[2]
                 if counts is not None:
                     self.totals.num_outputs += 1
@@ -115,7 +118,7 @@ class Run:
             )
             return EXIT_INTERRUPTED
         if failures.count:
-            print(f"paceline: {failures.count} of {num_lines} requests failed; {failures.first}", file=sys.stderr)
+            print(f"paceline: {failures.count} of {num_lines} requests failed; {failures.first[1]}", file=sys.stderr)
         return EXIT_DIFFERENT if failures.count else EXIT_OK
 
     def _note(self, text: str) -> None:
@@ -126,15 +129,15 @@ class Run:
 
 @dataclass(slots=True)
 class _Failures:
-    """How many requests failed, and why the first did."""
+    """How many requests failed, and why the first of the file did."""
 
-    count: int
-    first: str
+    count: int = 0
+    first: tuple[int, str] = (sys.maxsize, "")
 
-    def add(self, reason: str | None) -> None:
-        """Count a request that failed for a reason."""
+    def add(self, index: int, reason: str | None) -> None:
+        """Count the request number ``index`` if it failed for a reason."""
         if reason is not None:
-            self.count, self.first = self.count + 1, self.first or reason
+            self.count, self.first = self.count + 1, min(self.first, (index, reason))
 
 
 def make_engine(options: "BatchRun", *, num_outputs: int) -> Engine:

@@ -48,6 +48,9 @@ async def _work_through(engine: Engine, settings: Settings, lines: Iterable[Batc
             while running:
                 await collect()
         finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
             await server.grammars.close()
 
 

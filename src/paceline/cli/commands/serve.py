@@ -9,7 +9,7 @@ from rich.console import Console
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK, Command
 from paceline.cli.console import open_notes
 from paceline.cli.draft_options import DraftOptions
-from paceline.cli.options import AT_LEAST_1, DRAFTING, MODEL, LogLevel, Profile, Quiet, check_profile
+from paceline.cli.options import AT_LEAST_1, DRAFTING, MODEL, LogLevel, Profile, Quiet, check_profile, one_of
 from paceline.cli.progress import waiting
 from paceline.cli.serve_options import LimitOptions, MaxModelLen, NetworkOptions, ServedModelOptions
 
@@ -54,6 +54,8 @@ class Serve(Command):
     """Give acceptance and times with every answer. They tell something of the text."""
     stream_interval: Annotated[int | None, AT_LEAST_1] = None
     """Tokens of each event of a stream, so that packets do not tell what was accepted; as they come by default."""
+    return_steps: Annotated[str, one_of(("auto", "on", "off"))] = "auto"
+    """Whether requests may ask for the draft of every step, which the page at / shows; auto: where no key is needed."""
     quiet: Quiet = False
     log_level: LogLevel = None
 
@@ -113,6 +115,7 @@ class Serve(Command):
             limits=self.limits.limits(),
             per_request_metrics=self.enable_per_request_metrics,
             stream_interval=self.stream_interval,
+            return_steps=self.return_steps == "on" or (self.return_steps == "auto" and not keys),
             hosts=() if keys else local_names(bound),
             allowed_origins=self.network.allowed_origins,
         )
