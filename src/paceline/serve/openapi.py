@@ -89,8 +89,20 @@ MESSAGE: Schema = {
     "required": ["role", "content"],
     "properties": {"role": {"const": "assistant"}, "content": {"type": ["string", "null"]}},
 }
+EMPTY, TEXTS = ("/health", "/ping"), ("/metrics",)
+TEXT_OR_NONE: Schema = {"type": ["string", "null"]}
 ANSWERS: dict[str, Schema] = {  # of the routes whose answers are not models of pydantic
     "/version": {"type": "object", "required": ["version"], "properties": {"version": {"type": "string"}}},
+    "/load": {"type": "object", "required": ["server_load"], "properties": {"server_load": {"type": "integer"}}},
+    "/tokenizer_info": {
+        "type": "object",
+        "required": ["tokenizer_class", "eos_token", "model_max_length", "chat_template"],
+        "properties": {
+            **{name: TEXT_OR_NONE for name in ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")},
+            "tokenizer_class": {"type": "string"},
+            "model_max_length": {"type": "integer"},
+        },
+    },
     "/v1/models": {
         "type": "object",
         "required": ["object", "data"],
@@ -208,8 +220,10 @@ def _complete_operation(path: str, operation: Schema, *, keyed: bool) -> None:
         answers.setdefault(status, {"description": meaning, "content": error})
     if path in ANSWERS:
         answers["200"]["content"] = {"application/json": {"schema": ANSWERS[path]}}
-    if path == "/health":
+    if path in EMPTY:
         answers["200"].pop("content", None)
+    if path in TEXTS:
+        answers["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
     if "completions" in path:
         stream = {"type": "string", "description": "With stream: events of chunks, the last of which is [DONE]."}
         answers["200"]["content"]["text/event-stream"] = {"schema": stream}
