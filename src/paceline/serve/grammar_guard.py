@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from paceline.api.params import SamplingParams
 from paceline.api.structured import StructuredOutputs
-from paceline.constraints.grammar import LIMITS, describe, tokenizer_of
+from paceline.constraints.grammar import LIMITS, describe, spelling_of, tokenizer_of
 from paceline.serve.errors import ApiError
 from paceline.text.tokenizer import Tokenizer
 
@@ -41,6 +41,7 @@ class GrammarGuard:
         if not isinstance(asked, StructuredOutputs) or tokenizer is None:
             return
         try:
+            await asyncio.to_thread(spelling_of, tokenizer)
             definition = await asyncio.to_thread(describe, asked.kind, getattr(asked, asked.kind), spaces=asked.spaces)
         except ValueError as error:
             raise ApiError(400, f"structured_outputs: {asked.kind}: {error}", param="structured_outputs") from error
