@@ -21,6 +21,7 @@ STUDIES = {
     "scaling": "benchmarks.scaling:Scaling",
     "semantic": "benchmarks.semantic:Semantic",
     "semantic-data": "benchmarks.semantic_data:SemanticData",
+    "serving": "benchmarks.serving:Serving",
     "speech": "benchmarks.speech:SpeechStudy",
     "verifier-cost": "benchmarks.verifier_cost:VerifierCost",
     "verifier-ranking": "benchmarks.verifier_ranking:VerifierRanking",

@@ -57,6 +57,16 @@ def pair():
     return Pair(root, root / "target", root / "draft")
 
 
+CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+def chatty(folder):
+    """The target with a chat template."""
+    shutil.copytree(pair().target, folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
+    return folder
+
+
 def other_vocabulary(folder):
     """A draft model whose tokenizer has another vocabulary and size."""
     model = tiny.llama(seed=5, vocab_size=290, num_hidden_layers=1)

@@ -41,7 +41,7 @@ def slow(served, seconds=0.02):
 
 def is_clean(served):
     """Whether nothing is left of any request: no row, no statistics, no stream."""
-    scheduler = served.engine._scheduler
+    scheduler = served.engine.scheduler
     empty = not (scheduler._running or scheduler._waiting or scheduler._done or served.engine._open)
     return empty and len(scheduler._free) == served.engine.decoder.rows and not served._streams
 
@@ -154,7 +154,8 @@ def test_smaller_priorities_come_first_and_clients_take_turns():
                 ("urgent", {"client": "a", "priority": -1}),
             ):
                 tasks.append(asyncio.create_task(one(served, name, **options)))
-                await asyncio.sleep(0.02)
+                while served.num_waiting < len(tasks):
+                    await asyncio.sleep(0.005)
             assert served.num_waiting == 7
             blocker.cancel()
             await asyncio.gather(*tasks)

@@ -98,8 +98,8 @@ def test_other_file_formats_are_refused(folder, tmp_path):
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({}))
     for path, message in (
-        (tmp_path / "model.gguf", "GGUF is for another runtime"),
-        (str(tmp_path / "model.gguf"), "GGUF is for another runtime"),
+        (tmp_path / "model.gguf", r"GGUF is converted first, by paceline convert .*model.gguf --output DIR"),
+        (str(tmp_path / "model.gguf"), r"GGUF is converted first, by paceline convert .*model.gguf --output DIR"),
         (tmp_path / "adapter", r"holds an adapter \(PEFT\), not a model; merge it"),
         (folder / "model.safetensors", "is a file; give the directory"),
     ):

@@ -338,5 +338,5 @@ def test_missing_demo_package_names_the_extra(monkeypatch):
 def test_scheduler_refuses_requests_that_the_decoder_cannot_run():
     running = engine(max_length=22)
     with pytest.raises(ValueError, match="prompt of 20 tokens and max_tokens=4 exceed the limit of 22 tokens"):
-        running._scheduler.submit(Request(tokens=[5] * 20, max_tokens=4, sampling=Sampling()))
-    assert running._scheduler.idle
+        running.scheduler.submit(Request(tokens=[5] * 20, max_tokens=4, sampling=Sampling()))
+    assert running.scheduler.idle

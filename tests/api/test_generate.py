@@ -289,7 +289,7 @@ def test_garbage_collected_stream_frees_its_rows():
     assert [list(result.token_ids) for result in running.generate([[8]], greedy(max_tokens=5))] == [
         naive([8], greedy(max_tokens=5), 0)
     ]
-    assert not running._open and not running._scheduler._done
+    assert not running._open and not running.scheduler._done
 
 
 def test_streams_of_one_engine_advance_together():

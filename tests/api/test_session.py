@@ -1,7 +1,5 @@
 """A session matches one call over its whole sequence, and prefills only new tokens."""
 
-import json
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from paceline.api import SamplingParams, generate, load
 from paceline.api.session import Session
 from paceline.verifiers import VERIFIERS
+from tests.api import checkpoints
 from tests.api.checkpoints import pair
 from tests.harness import family_cases, pairs, tiny_drafter
 
@@ -25,11 +24,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def chatty(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("chat") / "target"
-    shutil.copytree(pair().target, folder)
-    template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    return load(folder)
+    return load(checkpoints.chatty(tmp_path_factory.mktemp("chat") / "target"))
 
 
 def fed(monkeypatch, target):

@@ -34,10 +34,11 @@ KEPT = (
     "resume",
     "sampling-cost",
     "scaling",
+    "serving",
     "verifier-cost",
     "verifier-ranking",
 )
-MODELS = ("batched", "controller", "drafters", "gpu", "heads", "verifier-ranking")
+MODELS = ("batched", "controller", "drafters", "gpu", "heads", "serving", "verifier-ranking")
 
 
 def report_of(raw, folder):

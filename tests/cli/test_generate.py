@@ -3,7 +3,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
 
@@ -15,6 +14,7 @@ from paceline.cli import run
 from paceline.cli.console import open_console, open_notes
 from paceline.cli.show import AsText, SourcePrinter
 from paceline.engine.runner import Runner
+from tests.api import checkpoints
 from tests.api.checkpoints import pair
 
 PROMPT = "def add(first,"
@@ -267,12 +267,7 @@ def test_stats_explain_themselves_on_standard_error(capsys):
 
 @pytest.fixture(scope="module")
 def chatty(tmp_path_factory):
-    """The target with a chat template."""
-    folder = tmp_path_factory.mktemp("chat") / "target"
-    shutil.copytree(pair().target, folder)
-    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\\n{% endfor %}assistant:"
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template.replace("\\\\", "\\")}))
-    return folder
+    return checkpoints.chatty(tmp_path_factory.mktemp("chat") / "target")
 
 
 CHATS = {

@@ -53,7 +53,7 @@ DIRECTORIES = {
         tensors(lambda stored: stored | {WEIGHT: torch.zeros(7, 32)}),
         "model.decoder.layers.1.fc1.weight|transformers refuses it",
     ),
-    "gguf": (as_gguf, "GGUF is for another runtime; give the directory that it was made from"),
+    "gguf": (as_gguf, "GGUF is converted first, by paceline convert FILE.gguf --output DIR; give that directory"),
     "adapter": (as_adapter, r"holds an adapter \(PEFT\), not a model; merge it with .*merge_and_unload"),
     "unknown": (
         config(model_type="none-such"),
@@ -84,7 +84,10 @@ def test_a_directory_that_cannot_be_used_is_refused_with_the_way_out(name, folde
 def test_files_in_place_of_directories_are_refused(folder):
     gguf = folder / "model-q4.gguf"
     gguf.write_bytes(b"GGUF")
-    for file, message in ((gguf, "GGUF is for another"), (folder / "model.safetensors", "is a file; give the dir")):
+    for file, message in (
+        (gguf, r"GGUF is converted first, by paceline convert .*model-q4.gguf"),
+        (folder / "model.safetensors", "is a file; give the dir"),
+    ):
         with pytest.raises(ModelError, match=message):
             read_config(file)
     read_config(folder)  # beside safetensors it disturbs nobody

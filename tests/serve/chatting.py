@@ -113,7 +113,10 @@ def whole(answer):
         {
             "content": choice["message"]["content"] or "",
             "reasoning": choice["message"].get("reasoning") or "",
-            "calls": [[one["function"]["name"], one["function"]["arguments"]] for one in choice["message"].get("tool_calls", ())],
+            "calls": [
+                [one["function"]["name"], one["function"]["arguments"]]
+                for one in choice["message"].get("tool_calls", ())
+            ],
             "reason": choice["finish_reason"],
         }
         for choice in answer["choices"]

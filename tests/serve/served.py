@@ -31,7 +31,10 @@ def engine(**options):
 async def serving(*, limits=None, api_key=None, metrics=False, **options):
     """A client of a server that runs."""
     settings = Settings(
-        names=("tiny", "alias"), api_key=api_key, limits=limits or Limits(), per_request_metrics=metrics
+        names=("tiny", "alias"),
+        api_keys=(api_key,) if api_key else (),
+        limits=limits or Limits(),
+        per_request_metrics=metrics,
     )
     served = {name: options.pop(name) for name in ("max_waiting",) if name in options}
     app = make_app(engine(**options), settings, **served)

@@ -55,7 +55,12 @@ CASES = [  # format, text, content, number of calls
     *((name, " ", " ", 0) for name in TOOL_FORMATS),
     *((name, f"say {written(name)}", f"say {written(name)}", 0) for name in ("llama3_json", "json")),
     ("hermes", f"{written('hermes')}\nand more", "and more", 2),
-    ("hermes", 'a <tool_call>\n{"name": "unknown", "arguments": {}}', 'a <tool_call>\n{"name": "unknown", "arguments": {}}', 0),
+    (
+        "hermes",
+        'a <tool_call>\n{"name": "unknown", "arguments": {}}',
+        'a <tool_call>\n{"name": "unknown", "arguments": {}}',
+        0,
+    ),
     ("hermes", "<tool_call>{broken</tool_call>", "<tool_call>{broken</tool_call>", 0),
     ("hermes", f"<tool_call> {written('hermes')}", "<tool_call>", 2),
     ("hermes", "half <tool_c", "half <tool_c", 0),
@@ -90,7 +95,22 @@ def test_a_call_that_is_cut_off_has_the_arguments_that_there_were(name):
 
 
 PIECES = st.sampled_from(
-    ["<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[", "]", "{", "}", '"', "\\", ", ", "; ", "\n"]
+    [
+        "<tool_call>",
+        "</tool_call>",
+        "<think>",
+        "</think>",
+        "[TOOL_CALLS]",
+        "[",
+        "]",
+        "{",
+        "}",
+        '"',
+        "\\",
+        ", ",
+        "; ",
+        "\n",
+    ]
     + [" ", "a", '{"name": "f", "arguments": ', '{"name": "g", "parameters": ', "{}", '{"x": 1}', "<", "tool", "th"]
 )
 

@@ -26,7 +26,13 @@ def test_forced_calls_match_their_schema_drafted_and_plain(parser):
             async with serving(hint=HINTS[parser], drafted=drafted, tool_call_parser=parser) as (client, _):
                 for choice in ("required", NAMED):
                     for seed in range(2):
-                        body = {**CHAT, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "seed": seed}
+                        body = {
+                            **CHAT,
+                            "tools": TOOLS,
+                            "tool_choice": choice,
+                            "parallel_tool_calls": False,
+                            "seed": seed,
+                        }
                         (one,) = whole(await asked(client, body))
                         assert one["reason"] == "tool_calls" and one["content"] == "" and len(one["calls"]) == 1, one
                         check_call(*one["calls"][0])
@@ -60,7 +66,12 @@ def test_a_call_that_the_model_decides_on_is_valid(parser):
 def test_text_may_stand_before_a_call():
     async def check():
         async with serving() as (client, _):
-            body = {**CHAT, "tools": TOOLS, "parallel_tool_calls": False, "logit_bias": {str(token("<tool_call>")): 4.5}}
+            body = {
+                **CHAT,
+                "tools": TOOLS,
+                "parallel_tool_calls": False,
+                "logit_bias": {str(token("<tool_call>")): 4.5},
+            }
             mixed = 0
             for seed in range(4):
                 (one,) = whole(await asked(client, {**body, "seed": seed}))
@@ -137,8 +148,16 @@ def pattern(regex):
 
 REFUSED = [  # body, field, what is said
     ({"tool_choice": "required"}, "tool_choice", "without tools"),
-    ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice", "tool_choice='always': give one of none, auto, required"),
-    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "no tool is named 'g'"),
+    (
+        {"tools": TOOLS, "tool_choice": "always"},
+        "tool_choice",
+        "tool_choice='always': give one of none, auto, required",
+    ),
+    (
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice",
+        "no tool is named 'g'",
+    ),
     ({"tools": TOOLS * 2}, "tools", "tools.2: a second function 'weather'"),
     ({"tools": tool(SCHEMA, 'a"b')}, "tools", "tools.0.function.name='a\"b': give up to 64"),
     ({"tools": tool({"type": "array"})}, "tools", "tools.0.function.parameters: give a JSON schema"),
@@ -152,7 +171,11 @@ REFUSED = [  # body, field, what is said
     ({"tools": tool({"type": "object", "description": "x" * 70_000})}, "tools", "at most 65536 are taken"),
     ({"tools": TOOLS, "structured_outputs": {"regex": "a"}}, "structured_outputs", "the answer may be a call"),
     ({"functions": [{"name": "f"}]}, "functions", "give tools"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, "messages.0.tool_calls", "no JSON"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+        "messages.0.tool_calls",
+        "no JSON",
+    ),
     ({"messages": [{"role": "assistant", "tool_calls": [1]}]}, "messages.0.tool_calls", "give a function with a name"),
 ]
 
@@ -163,13 +186,18 @@ def test_what_is_refused_of_tools():
             for body, field, said in REFUSED:
                 response = await client.post(PATH, json={**CHAT, **body})
                 error = response.json()["error"]
-                assert response.status_code == 400 and error["param"] == field and said in error["message"], (str(body)[:99], error)
+                assert response.status_code == 400 and error["param"] == field and said in error["message"], (
+                    str(body)[:99],
+                    error,
+                )
                 assert len(error["message"]) < 1500
 
     running(check())
 
 
-@pytest.mark.parametrize("regex", ["(a{1,1000}){1,1000}", "^(([a-z])+.)+[A-Z]([a-z])+$", "(.*a.{20}){5}", "(a?){500}a{500}"])
+@pytest.mark.parametrize(
+    "regex", ["(a{1,1000}){1,1000}", "^(([a-z])+.)+[A-Z]([a-z])+$", "(.*a.{20}){5}", "(a?){500}a{500}"]
+)
 def test_expressions_that_explode_elsewhere_cost_nothing(regex):
     async def check():
         async with serving() as (client, _):

@@ -8,8 +8,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import Unpack, final
+from typing import TypeVar, Unpack, final
 from weakref import WeakValueDictionary
 
 import torch
@@ -18,29 +19,15 @@ from paceline.api.async_streams import AsyncStream, DeadlineError, DrainingError
 from paceline.api.engine import Engine
 from paceline.api.fair_queue import FairQueue
 from paceline.api.prompts import EncodedPrompt, Prompts
-from paceline.api.requests import ParamsLike, Prepared
+from paceline.api.requests import ParamsLike
 from paceline.api.results import Piece, Result
 from paceline.api.sampling_options import SamplingOptions, with_options
-from paceline.api.streams import Stream
+from paceline.api.submissions import Observer, Silent, Submission, fulfil
 from paceline.api.values import count as counted
 
 logger = logging.getLogger("paceline")
-
-
-@final
-class _Submission:
-    """One call of ``submit``, in the engine's thread."""
-
-    def __init__(self, number: int, prepared: Sequence[Prepared], deadline: float) -> None:
-        self.number, self.prepared, self.deadline = number, prepared, deadline
-        self.submitted = time.monotonic()
-        self.stream: Stream | None = None  # once it has been given to the scheduler
-        self.num_left = len(prepared)  # outputs that have not ended
-
-    @property
-    def num_tokens(self) -> int:
-        """That it may take at most, prompts included."""
-        return sum(len(request.tokens) + request.max_tokens for request, _ in self.prepared)
+T = TypeVar("T")
+READ_SECONDS = 30.0  # that a reader of the engine waits for the end of a step
 
 
 @final
@@ -50,24 +37,33 @@ class AsyncEngine:
     - ``engine``: an ``Engine``, which nobody else may use from then on.
     - ``max_waiting`` (256): submissions that wait for rows at most; further ones are refused with OverloadedError.
     - ``max_waiting_tokens`` (None): their tokens at most, prompts and ``max_tokens``; None is no limit.
+    - ``observer`` (None): is told of steps, tokens and results as they come.
 
     Waiting submissions get rows by ``priority``, and among equals so that every ``client`` has its share of the tokens.
     ``async with`` starts the thread and ends it; requests that are left are cancelled.
     """
 
-    def __init__(self, engine: Engine, *, max_waiting: int = 256, max_waiting_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_waiting: int = 256,
+        max_waiting_tokens: int | None = None,
+        observer: Observer | None = None,
+    ) -> None:
         counted(1, "at least 1")("max_waiting", max_waiting)
         counted(1, "at least 1", optional=True)("max_waiting_tokens", max_waiting_tokens)
         self.engine, self.max_waiting, self.max_waiting_tokens = engine, max_waiting, max_waiting_tokens
+        self._observer = observer or Silent()
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # for the thread
-        self._waiting: FairQueue[_Submission] = FairQueue()
-        self._running: dict[int, _Submission] = {}
+        self._waiting: FairQueue[Submission] = FairQueue()
+        self._running: dict[int, Submission] = {}
         # Weak, so that a stream which its task has forgotten is collected, and with that cancelled.
         self._streams: WeakValueDictionary[int, AsyncStream] = WeakValueDictionary()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._numbers, self._pending, self._pending_tokens = 0, 0, 0
-        self._draining = self._stopping = False
+        self.draining = self._stopping = False  # whether it takes no more requests, and whether its thread ends
         self._ended: asyncio.Event | None = None
 
     async def __aenter__(self) -> "AsyncEngine":
@@ -85,6 +81,11 @@ class AsyncEngine:
     def alive(self) -> bool:
         """Whether its thread runs."""
         return self._thread is not None and self._thread.is_alive() and not self._stopping
+
+    @property
+    def num_open(self) -> int:
+        """Submissions that have not ended."""
+        return len(self._streams)
 
     @property
     def num_waiting(self) -> int:
@@ -105,6 +106,7 @@ class AsyncEngine:
         client: str = "",
         timeout: float | None = None,
         draft_store: str | None = None,
+        num_draft_tokens: int | None = None,
         **options: Unpack[SamplingOptions],
     ) -> AsyncStream:
         """Queue prompts as ``Engine.submit`` does, which has the arguments; texts are encoded in another thread.
@@ -127,11 +129,12 @@ class AsyncEngine:
         try:
             params = with_options(self.submit, params, options)
             store = client if draft_store is None else draft_store
-            prepared = await asyncio.to_thread(self.engine.prepare, prompts, params, draft_store=store)
+            prepare = partial(self.engine.prepare, draft_store=store, num_draft_tokens=num_draft_tokens)
+            prepared = await asyncio.to_thread(prepare, prompts, params)
             self._check_open()
             self._numbers += 1
             deadline = math.inf if timeout is None else time.monotonic() + timeout
-            entry = _Submission(self._numbers, prepared, deadline)
+            entry = Submission(self._numbers, prepared, deadline)
             limit = self.max_waiting_tokens
             if limit is not None and self._pending_tokens and self._pending_tokens + entry.num_tokens > limit:
                 raise OverloadedError(
@@ -142,7 +145,8 @@ class AsyncEngine:
             self._pending -= 1
             raise
         self._pending_tokens += entry.num_tokens
-        stream = AsyncStream(partial(self._orders.put, partial(self._cancel, entry.number)))
+        cancel = partial(self._orders.put, partial(self._cancel, entry.number))
+        stream = AsyncStream(cancel, prompt_lengths=entry.prompt_lengths)
         self._streams[entry.number] = stream
         self._orders.put(partial(self._add, entry, client, priority))
         return stream
@@ -154,11 +158,19 @@ class AsyncEngine:
         async with await self.submit(prompts, params, **options) as stream:
             return await stream.results()
 
+    async def read(self, look: Callable[[], T]) -> T:
+        """What ``look`` finds in the engine's thread, between two steps. Raises EngineError where that has ended."""
+        if not self.alive:
+            raise EngineError("the engine's thread does not run")
+        found: Future[T] = Future()
+        self._orders.put(partial(fulfil, found, look))
+        return await asyncio.wait_for(asyncio.wrap_future(found), READ_SECONDS)
+
     async def drain(self, timeout: float | None = None) -> bool:
         """Take no more requests, and wait until those that there are have ended, ``timeout`` seconds at most (None: as
         long as it takes). Returns whether they have.
         """
-        self._draining = True
+        self.draining = True
         end = math.inf if timeout is None else time.monotonic() + timeout
         while self._streams and self.alive and time.monotonic() < end:
             await asyncio.sleep(0.01)
@@ -166,14 +178,14 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """End the thread; requests that are left are cancelled."""
-        self._draining = True
+        self.draining = True
         if self._thread is not None and self._ended is not None and not self._ended.is_set():
             self._orders.put(self._stop)
             await self._ended.wait()
             self._thread.join()
 
     def _check_open(self) -> None:
-        if self._draining:
+        if self.draining:
             raise DrainingError("the engine is ending, and takes no more requests")
         if not self.alive:
             raise EngineError("the engine's thread does not run: enter the AsyncEngine with `async with`")
@@ -211,7 +223,7 @@ class AsyncEngine:
             wait = False
             order()
 
-    def _add(self, entry: _Submission, client: str, priority: int) -> None:
+    def _add(self, entry: Submission, client: str, priority: int) -> None:
         self._waiting.push(entry, num_tokens=entry.num_tokens, client=client, priority=priority)
 
     def _stop(self) -> None:
@@ -232,6 +244,7 @@ class AsyncEngine:
         """Give waiting submissions to the scheduler while rows are free for them, and run a step."""
         while len(self._waiting) and sum(one.num_left for one in self._running.values()) < self.engine.decoder.rows:
             entry = self._waiting.pop()
+            entry.waited = time.monotonic() - entry.submitted
             entry.stream = self.engine.enqueue(entry.prepared)
             self._running[entry.number] = entry
             self._tell(self._admitted, entry.num_tokens)
@@ -243,34 +256,39 @@ class AsyncEngine:
             logger.exception("a step failed; the requests that took part in it are ended")
             self._fail(list(self._running.values()), error)
             return
+        now, observer = time.monotonic(), self._observer
+        observer.stepped(self.engine.scheduler.num_running)
         for entry in list(self._running.values()):
             assert entry.stream is not None
             pieces = entry.stream.take()
+            entry.note(pieces, now, observer)
             entry.num_left -= sum(piece.finish_reason is not None for piece in pieces)
             if entry.stream.done:
                 self._end(entry, None, pieces)
             elif pieces:
                 self._tell(self._deliver, entry.number, pieces, None, None)
 
-    def _end(self, entry: _Submission, expired: str | None, pieces: Sequence[Piece] = ()) -> None:
+    def _end(self, entry: Submission, expired: str | None, pieces: Sequence[Piece] = ()) -> None:
         """Take ``entry`` out, with what it has; ``expired`` says that its time was over."""
         self._take_out(entry)
         stream = entry.stream or self.engine.enqueue(entry.prepared)  # which is ended before it begins
         entry.stream = None  # its statistics are forgotten with it, here, in the thread of the scheduler
         stream.close()
         pieces, results = (*pieces, *stream.take()), stream.results()
+        self._observer.ended(results, entry.waited)
         error = None if expired is None else DeadlineError(expired, results)
         self._tell(self._deliver, entry.number, pieces, results, error)
 
-    def _fail(self, entries: Iterable[_Submission], error: BaseException) -> None:
+    def _fail(self, entries: Iterable[Submission], error: BaseException) -> None:
         for entry in entries:
             self._take_out(entry)
+            self._observer.failed(entry.num_left)
             if entry.stream is not None:
                 entry.stream.close()
                 entry.stream = None
             self._tell(self._deliver, entry.number, (), None, EngineError(f"a step failed: {error}"))
 
-    def _take_out(self, entry: _Submission) -> None:
+    def _take_out(self, entry: Submission) -> None:
         if self._running.pop(entry.number, None) is None and self._waiting.remove(entry):
             self._tell(self._admitted, entry.num_tokens)
 

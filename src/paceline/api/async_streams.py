@@ -33,11 +33,11 @@ class AsyncStream:
 
     Leaving its ``async with`` block, ``cancel`` and garbage collection free its rows within a step. To a reader who is
     slower than the engine, pieces of several steps come together. Iterating raises DeadlineError when the time of the
-    request is over, and EngineError where the engine failed.
+    request is over, and EngineError where the engine failed. ``prompt_lengths`` are the tokens of each prompt.
     """
 
-    def __init__(self, cancel: Callable[[], None]) -> None:
-        self._cancel = cancel
+    def __init__(self, cancel: Callable[[], None], *, prompt_lengths: tuple[int, ...] = ()) -> None:
+        self._cancel, self.prompt_lengths = cancel, prompt_lengths
         self._pieces: list[Piece] = []
         self._results: list[Result] | None = None
         self._error: Exception | None = None

@@ -13,7 +13,7 @@ from paceline.api.build import build_drafting, build_verifier, check_options
 from paceline.api.completion import Completion, Criterion
 from paceline.api.draft_length import NumDraftTokens, cut_draft_length, is_controlled, longest_draft, plan_of, room
 from paceline.api.drafter_like import DrafterLike, VerifierLike
-from paceline.api.loading import Loaded, ops_of, runnable
+from paceline.api.loading import ops_of, runnable
 from paceline.api.profiles import ProfileLike, begin_with, check_profile
 from paceline.api.prompts import EncodedPrompt, Prompts
 from paceline.api.requests import ParamsLike, Prepared, prepare
@@ -29,7 +29,7 @@ from paceline.decode import Decoder
 from paceline.engine.candidates import CandidatePlan
 from paceline.engine.controller import Controller
 from paceline.engine.copy_plans import CopyPlan
-from paceline.engine.memory import check_memory, fitting_rows, weight_bytes
+from paceline.engine.memory import check_memory, weight_bytes
 from paceline.engine.mixed_plan import MixedPlan
 from paceline.engine.runner import runner_for
 from paceline.engine.scheduler import Scheduler
@@ -37,7 +37,6 @@ from paceline.engine.watch import Speed, Watch
 
 logger = logging.getLogger("paceline")
 
-MOST_ROWS = 16  # of an engine that is made for one call
 LONGEST = 2048  # default limit of a row's tokens, prompt included
 
 
@@ -131,7 +130,7 @@ class Engine:
             ops=ops_of(target),
         )
         self.runner = runner_for(self.decoder, eager=target.enforce_eager)
-        self._scheduler = Scheduler(self.runner)
+        self.scheduler = Scheduler(self.runner)
         self._open: dict[int, _Open] = {}
         self._num_prompts = 0  # submitted so far
         self._warned = False
@@ -159,6 +158,7 @@ class Engine:
         rules: Sequence[Constraint] = (),
         rejected: bool = False,
         draft_store: str = "",
+        num_draft_tokens: int | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Stream:
         """Queue one prompt or several and return their stream.
@@ -175,6 +175,8 @@ class Engine:
         - ``name`` (None): the name of these prompts in logs; None numbers all prompts submitted so far, from 0.
         - ``draft_store`` (""): the name of the outputs that drafters may copy from, and that these are added to.
           Requests of different tenants belong in different ones, as speed tells what was asked before.
+        - ``num_draft_tokens`` (None): drafted tokens per step at most for these prompts; 0 decodes them plainly, None
+          is as the engine says. Changes no token where the verifier's tokens do not depend on drafts, as by default.
         - ``keep_scores`` (False): with ``logprobs``, keep the logits and scores of the whole vocabulary too.
         - ``**options``: fields of ``SamplingParams``, which ``params`` then leave at their defaults.
 
@@ -191,20 +193,34 @@ class Engine:
             rejected=rejected,
             keep_scores=keep_scores,
             draft_store=draft_store,
+            num_draft_tokens=num_draft_tokens,
         )
         return self.enqueue(prepared, name=name)
 
     def prepare(
-        self, prompts: Prompts | Sequence[EncodedPrompt], params: ParamsLike = None, *, draft_store: str = ""
+        self,
+        prompts: Prompts | Sequence[EncodedPrompt],
+        params: ParamsLike = None,
+        *,
+        draft_store: str = "",
+        num_draft_tokens: int | None = None,
     ) -> list[Prepared]:
         """Encode prompts and check parameters for ``enqueue``, in any thread. Raises as ``submit`` does."""
-        return prepare(self.target, self.decoder, prompts, params, None, draft_store=draft_store)
+        return prepare(
+            self.target,
+            self.decoder,
+            prompts,
+            params,
+            None,
+            draft_store=draft_store,
+            num_draft_tokens=num_draft_tokens,
+        )
 
     def enqueue(self, prepared: Sequence[Prepared], *, name: str | None = None) -> Stream:
         """Queue what ``prepare`` returned and return its stream."""
         completions = [completion for _, completion in prepared]
         pieces: deque[Piece] = deque()
-        tickets = [self._scheduler.submit(request, sequence=completion.sequence) for request, completion in prepared]
+        tickets = [self.scheduler.submit(request, sequence=completion.sequence) for request, completion in prepared]
         first = self._num_prompts
         for ticket, completion in zip(tickets, completions, strict=True):
             number = first + completion.index
@@ -221,7 +237,7 @@ class Engine:
 
     def advance(self) -> None:
         """Run one step of all active requests; their pieces go to the streams."""
-        for output in self._scheduler.advance():
+        for output in self.scheduler.advance():
             entry = self._open[output.ticket]
             try:
                 if output.error is not None:
@@ -233,7 +249,7 @@ class Engine:
             if entry.completion.error is not None:
                 logger.error("%s failed: %s", entry.name, entry.completion.error)
             if entry.completion.finish_reason is not None:
-                self._scheduler.cancel(output.ticket)
+                self.scheduler.cancel(output.ticket)
                 del self._open[output.ticket]
         plan = self.decoder.plan
         if not self._warned and isinstance(plan, Watch) and plan.speed is not None and not plan.speed.pays:
@@ -245,18 +261,18 @@ class Engine:
         entry = self._open.pop(ticket, None)
         if entry is not None:
             entry.completion.cancel()
-            self._scheduler.cancel(ticket)
+            self.scheduler.cancel(ticket)
 
     def result(self, ticket: int, completion: Completion) -> Result:
         """The result of a request so far, with its statistics."""
-        scores = self._scheduler.prompt_scores(ticket - completion.sample)  # the prompt is scored for sample 0
+        scores = self.scheduler.prompt_scores(ticket - completion.sample)  # the prompt is scored for sample 0
         known = None
         if scores is not None:
             tokens = tuple(completion.prompt)
             known = PromptScore(tokens=tokens, logprobs=(None, *scores.logprobs), top=(None, *scores.top))
         plan = self.decoder.plan
         return completion.result(
-            self._scheduler.stats(ticket),
+            self.scheduler.stats(ticket),
             prompt_logprobs=known,
             speed=self.speed,
             costs=plan.costs() if isinstance(plan, Controller | CandidatePlan | MixedPlan) else (),
@@ -265,50 +281,4 @@ class Engine:
 
     def forget(self, ticket: int) -> None:
         """Drop the statistics of a request that has ended."""
-        self._scheduler.forget(ticket)
-
-
-def engine_for(
-    target: Loaded,
-    *,
-    drafter: DrafterLike,
-    verifier: VerifierLike,
-    num_draft_tokens: NumDraftTokens,
-    batch_size: int | None,
-    num_texts: int,
-    max_length: int | None,
-    max_tokens: int | None = None,
-    guidance: bool = False,
-    profile: ProfileLike = "auto",
-) -> Engine:
-    """An engine for one call of ``num_texts`` sequences: one row for each, at most 16 and what memory allows.
-
-    ``max_length`` None: the longest that the target takes. ``max_tokens``, of the longest output, cuts the draft
-    length (None: ``max_length`` does).
-    """
-    drafting = build_drafting(drafter, target=target)
-    count = drafting.length(num_draft_tokens)
-    if max_tokens is not None:
-        count = cut_draft_length(count, max_tokens=max_tokens)
-    most = longest_draft(count, drafting.drafter)
-    length = room(target, drafting.drafter.max_nodes(most)) if max_length is None else max_length
-    rows, streams = batch_size, 2 if guidance else 1
-    if rows is None:
-        rows = fitting_rows(
-            target.lm,
-            drafting.drafter,
-            max_length=length,
-            num_draft_tokens=most,
-            most=streams * min(MOST_ROWS, num_texts),
-        )
-        rows = max(1, rows // streams)
-    return Engine(
-        target,
-        drafter=drafting.drafter,
-        verifier=verifier,
-        num_draft_tokens=count,
-        batch_size=min(rows, num_texts),
-        max_length=length,
-        guidance=guidance,
-        profile=profile,
-    )
+        self.scheduler.forget(ticket)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Unpack
 from paceline.api.build import check_options
 from paceline.api.draft_length import NumDraftTokens
 from paceline.api.drafter_like import DrafterLike, VerifierLike
-from paceline.api.engine import engine_for
+from paceline.api.engine_for import engine_for
 from paceline.api.profiles import ProfileLike
 from paceline.api.prompts import Prompts, check_prompts, kind_of, read_prompt
 from paceline.api.requests import ParamsLike, guidance, per_prompt

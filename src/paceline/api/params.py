@@ -11,6 +11,7 @@ from paceline.core.sampling import FilterOrder, Sampling
 MAX_LOGPROBS = 20
 MOST_SAMPLES = 16384  # of one prompt; vLLM's limit
 MAX_PENALTY = 2.0  # vLLM's limit
+MOST_COUNT = 2**31 - 1  # of top-k and n-grams, which is more than any vocabulary or context has
 FILTER_ORDERS = {"transformers": FilterOrder.TRANSFORMERS, "vllm": FilterOrder.VLLM}
 FILTERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")  # named as in core
 
@@ -248,11 +249,13 @@ def _listed(value: object) -> object:
     return [_listed(one) for one in value] if isinstance(value, tuple) else value
 
 
-def _off(off: int, stored: int | None, *, optional: bool = False) -> values.Reader:
-    """A reader of integers in which ``off`` is stored as ``stored``."""
+def _off(off: int, stored: int | None, *, most: float = values.INF, optional: bool = False) -> values.Reader:
+    """A reader of integers up to ``most`` in which ``off`` is stored as ``stored``."""
 
     def read(name: str, value: object) -> object:
         found = values.integer(name, value, optional=optional)
+        if found is not None and found > most:
+            raise ValueError(f"{name}={found}: give at most {most}")
         return stored if found == off else found
 
     return read
@@ -267,23 +270,32 @@ _logprobs = values.count(0, f"a count from 0 to {MAX_LOGPROBS}, or None (off)", 
 READERS: dict[str, values.Reader] = {
     **{name: refusal.read for name, refusal in NOT_YET.items()},
     **dict.fromkeys(FILTERS, values.real),
+    "temperature": values.number(
+        lambda value: value == 0 or 1 / values.LARGEST <= value < values.INF,
+        f"a finite number of at least 0 (0 is greedy), others from {1 / values.LARGEST:g}",
+    ),
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), _penalty),
     **dict.fromkeys(("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"), values.flag),
     **dict.fromkeys(("stop_token_ids", "suppress_tokens", "begin_suppress_tokens"), values.ids),
     **dict.fromkeys(("stop", "bad_words"), values.strings),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), _logprobs),
-    "top_k": _off(-1, 0),
+    "top_k": _off(-1, 0, most=MOST_COUNT),
     "seed": _off(-1, None, optional=True),
     "n": values.count(1, f"from 1 to {MOST_SAMPLES}", most=MOST_SAMPLES),
     "max_tokens": values.count(1, "at least 1, or None (until the context is full)", optional=True),
     "min_tokens": values.count(0, "0 or a positive count"),
-    "repetition_penalty": values.number(lambda value: 0 < value < values.INF, "a finite number above 0 (1 is off)"),
-    "no_repeat_ngram_size": values.count(0, "0 (off) or a positive length"),
+    "repetition_penalty": values.number(
+        lambda value: 1 / values.LARGEST <= value <= values.LARGEST,
+        f"a finite number above 0, from {1 / values.LARGEST:g} to {values.LARGEST:g} (1 is off)",
+    ),
+    "no_repeat_ngram_size": values.count(0, f"0 (off) or a length of at most {MOST_COUNT}", most=MOST_COUNT),
     "logit_bias": values.biases,
     "sequence_bias": values.list_biases,
     "bad_words_ids": values.token_lists,
     "allowed_token_ids": values.some_ids,
-    "guidance_scale": values.number(lambda value: abs(value) < values.INF, "a finite number (1 is off)"),
+    "guidance_scale": values.number(
+        lambda value: abs(value) <= values.LARGEST, f"a finite number (1 is off), from -{values.LARGEST:g} to {values.LARGEST:g}"
+    ),
     "negative_prompt": values.text_or_ids,
     "filter_order": values.word(*FILTER_ORDERS),
     "structured_outputs": read_structured,

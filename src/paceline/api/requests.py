@@ -11,6 +11,7 @@ from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
 from paceline.api.processors import processing
 from paceline.api.prompts import EncodedPrompt, Prompts, encode, read_prompt, split, token_context
+from paceline.api.values import count
 from paceline.core.constraint import Constraint
 from paceline.core.context import Context, describe
 from paceline.core.guidance import Guidance
@@ -34,12 +35,17 @@ def prepare(
     rejected: bool = False,
     keep_scores: bool = False,
     draft_store: str = "",
+    num_draft_tokens: int | None = None,
 ) -> list[Prepared]:
     """The request of every sample of every prompt, and its completion; ``Engine.submit`` documents how seeds are split.
 
-    ``constraints`` are applied after those of the parameters; ``rejected``, ``keep_scores`` and ``draft_store``
-    are as in ``Engine.submit``. Raises ValueError for what the decoder cannot run.
+    ``constraints`` are applied after those of the parameters; ``rejected``, ``keep_scores``, ``draft_store`` and
+    ``num_draft_tokens`` are as in ``Engine.submit``. Raises ValueError for what the decoder cannot run.
     """
+    most = decoder.plan.max_draft_tokens
+    count(0, f"0 (no drafting) to {most}, which the engine drafts at most, or None", most=most, optional=True)(
+        "num_draft_tokens", num_draft_tokens
+    )
     encoded = [read_prompt(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
     shared = params is None or isinstance(params, SamplingParams)
     options = per_prompt(params, len(encoded))
@@ -54,7 +60,13 @@ def prepare(
             seed = split_seed(base, first + sample)
             try:
                 request = _request(target, decoder, prompt, option, seed, constraints, sample=sample)
-                request = replace(request, rejected=rejected, keep_scores=keep_scores, draft_store=draft_store)
+                request = replace(
+                    request,
+                    rejected=rejected,
+                    keep_scores=keep_scores,
+                    draft_store=draft_store,
+                    num_draft_tokens=num_draft_tokens,
+                )
             except ValueError as error:
                 raise ValueError(f"prompt {index}: {error}") from error
             completion = Completion(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from paceline.api.loading import Loaded
+from paceline.core.files import cache_folder, write_whole
 from paceline.models.fingerprint import Fingerprint, fingerprint
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.sublayers import SkippedSublayers
@@ -49,10 +50,8 @@ def set_path(target: Loaded) -> Path:
     beside = folder / FILE_NAME
     if folder.is_dir() and (beside.is_file() or os.access(folder, os.W_OK)):
         return beside
-    own = os.environ.get("PACELINE_CACHE")
-    cache = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
     fields = json.dumps(fingerprint(native_target(target)).fields(), sort_keys=True)
-    return cache / "layer_skip" / f"{hashlib.sha256(fields.encode()).hexdigest()[:24]}.json"
+    return cache_folder("layer_skip") / f"{hashlib.sha256(fields.encode()).hexdigest()[:24]}.json"
 
 
 def write_set(path: Path, found: SkipSet, target: Loaded) -> None:
@@ -66,13 +65,7 @@ def write_set(path: Path, found: SkipSet, target: Loaded) -> None:
         "num_draft_tokens": found.num_draft_tokens,
         "measured": dict(found.measured),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    write_whole(path, json.dumps(record, indent=1) + "\n")
 
 
 def read_set(path: Path, target: Loaded) -> SkipSet:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, TypeAlias, TypeGuard
+from sys import float_info
+from typing import Any, TypeAlias, TypeGuard, cast
 
 Biases: TypeAlias = tuple[tuple[int, float], ...]
 TokenLists: TypeAlias = tuple[tuple[int, ...], ...]
@@ -10,13 +11,18 @@ ListBiases: TypeAlias = tuple[tuple[tuple[int, ...], float], ...]
 Reader: TypeAlias = Callable[[str, object], object]  # (parameter name, given value) -> stored value
 
 INF = float("inf")
+MOST_ID = 2**31 - 1  # of a token, in any vocabulary; larger numbers fit no tensor
+LARGEST = 1e30  # of what is added to logits, or multiplies them: single precision holds the outcome
 
 
 def real(name: str, value: object) -> float:
     """A number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{name}={value!r}: give a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is an integer above {float_info.max:.3g}: give a smaller number") from None
 
 
 def number(is_valid: Callable[[float], bool], wanted: str) -> Callable[[str, object], float]:
@@ -135,14 +141,18 @@ def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-_bias = number(lambda bias: bias < INF, "a finite bias, or -inf to ban")
+_bias = number(
+    lambda bias: bias == -INF or abs(bias) <= LARGEST,
+    f"a finite bias, or -inf to ban (finite ones from -{LARGEST:g} to {LARGEST:g})",
+)
 
 
 def _token_key(name: str, token: object) -> int:
-    found = int(token) if isinstance(token, str) and token.isdecimal() else integer(name, token)
+    text = isinstance(token, str) and token.isascii() and token.isdecimal() and len(token) <= len(str(MOST_ID))
+    found = int(cast(str, token)) if text else integer(name, token)
     assert found is not None
-    if found < 0:
-        raise ValueError(f"{name}: token id {found}; give ids of at least 0")
+    if not 0 <= found <= MOST_ID:
+        raise ValueError(f"{name}: token id {found}; give ids of at least 0, and at most {MOST_ID}")
     return found
 
 
@@ -150,8 +160,8 @@ def _tokens(name: str, value: object) -> tuple[int, ...]:
     if not _is_list(value):
         raise ValueError(f"{name}={value!r}: give a list of token ids")
     tokens = tuple(integer(name, one) or 0 for one in value)
-    if any(token < 0 for token in tokens):
-        raise ValueError(f"{name}={list(tokens)}: give token ids of at least 0")
+    if any(not 0 <= token <= MOST_ID for token in tokens):
+        raise ValueError(f"{name}={list(tokens)}: give token ids of at least 0, and at most {MOST_ID}")
     return tokens
 
 

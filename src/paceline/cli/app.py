@@ -13,6 +13,7 @@ from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnknownOpti
 from paceline import __version__
 from paceline.cli.command import EXIT_BAD_INPUT, EXIT_CODES, EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK, Command
 from paceline.cli.commands import COMMANDS
+from paceline.cli.commands.batch_run import HELP as BATCH_HELP
 from paceline.cli.corpus import HELP as DATA_HELP
 from paceline.kernels.cpu.instruction_set import check_environment
 
@@ -48,6 +49,7 @@ app = App(
 _groups = {
     "train": App(name="train", sort_key=9),
     "bench": App(name="bench", sort_key=10),
+    "batch": App(name="batch", help=BATCH_HELP, sort_key=2),
     "data": App(name="data", help=DATA_HELP, sort_key=11),
     "datastore": App(name="datastore", help="Build and inspect what the drafter retrieval copies from.", sort_key=12),
 }

@@ -55,7 +55,8 @@ def at_least(minimum: int) -> Parameter:
     return Parameter(validator=check)
 
 
-def _check_model(_: object, value: str | Path | None) -> None:
+def check_model(_: object, value: str | Path | None) -> None:
+    """Raise ValueError for a path or Hub id that cannot be of a model."""
     if value is not None:
         try:
             check_path(value)
@@ -65,7 +66,7 @@ def _check_model(_: object, value: str | Path | None) -> None:
 
 def _check_model_or_head(_: object, value: str | Path | None) -> None:
     if value is not None and not is_head(value):
-        _check_model(_, value)
+        check_model(_, value)
 
 
 def _check_threads(_: object, value: int | None) -> None:
@@ -74,7 +75,7 @@ def _check_threads(_: object, value: int | None) -> None:
 
 
 # A directory or a Hub id: a mistyped path is refused before torch is loaded.
-MODEL_PATH = Parameter(validator=_check_model)
+MODEL_PATH = Parameter(validator=check_model)
 MODEL_OR_HEAD_PATH = Parameter(validator=_check_model_or_head)
 # A positional argument: a word that begins with a hyphen is an option, known or not.
 POSITIONAL = Parameter(allow_leading_hyphen=False)
@@ -158,12 +159,25 @@ Overwrite = Annotated[bool, Parameter(help="Start over where the file exists.", 
 Color = Annotated[
     str, Parameter(help=f"{', '.join(COLORS)}: on a terminal, unless NO_COLOR is set.", group=OUTPUT), one_of(COLORS)
 ]
+ShowRejected = Annotated[
+    bool,
+    Parameter(
+        help="Show the draft tokens that were rejected too: struck through on a terminal, as [-text-] elsewhere.",
+        group=OUTPUT,
+    ),
+]
 Quiet = Annotated[bool, Parameter(alias="-q", help="Print only results and errors.", group=OUTPUT)]
 LogLevel = Annotated[
     str | None,
     Parameter(alias="-v", help=f"{', '.join(LOG_LEVELS)}; warning by default.", group=OUTPUT),
     one_of(LOG_LEVELS),
 ]
+
+
+def check_profile(profile: Path | None) -> None:
+    """Raise ValueError for a file that is missing."""
+    if profile is not None and not profile.is_file():
+        raise ValueError(f"--profile {profile}: no such file; paceline advise writes profiles")
 
 
 def check_draft_quantization(scheme: str | None, *, draft: str | None) -> None:
@@ -214,7 +228,6 @@ class OutputOptions:
     """Write to this file; - is standard output."""
     overwrite: Overwrite = False
     color: Color = "auto"
-    show_rejected: bool = False
-    """Show the draft tokens that were rejected too: struck through on a terminal, as [-text-] elsewhere."""
+    show_rejected: ShowRejected = False
     quiet: Quiet = False
     log_level: LogLevel = None

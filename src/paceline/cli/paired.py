@@ -118,7 +118,7 @@ class SpokenBatch:
             if value != getattr(SamplingParams(), name):
                 option = name.replace("_", "-")
                 raise ValueError(f"--{option} {value}: sounds are transcribed as the checkpoint says; leave it out")
-        run = fingerprint(self.model, self.drafting, self.params)
+        run = fingerprint(self.model, self.drafting, self.params.differing())
         digests = [sound.digest for sound in self.sounds]
         finished = Finished() if self.overwrite else read_finished(self.path, run=run, digests=digests)
         rest = range(finished.num_written, len(self.sounds))

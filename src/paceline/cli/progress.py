@@ -45,7 +45,7 @@ def waiting(console: Console, words: str) -> Iterator[Callable[[str], None]]:
 class PromptProgress:
     """Prompts done, tokens per second, tokens per step and the time left; use as a context manager."""
 
-    def __init__(self, *, console: Console, total: int, done: int, shown: bool) -> None:
+    def __init__(self, *, console: Console, total: int, done: int, shown: bool, what: str = "prompts") -> None:
         self._shown = shown and console.is_terminal
         self._progress = make_progress(
             console,
@@ -53,7 +53,7 @@ class PromptProgress:
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             shown=shown,
         )
-        self._task = self._progress.add_task("prompts", total=total, completed=done, speed="")
+        self._task = self._progress.add_task(what, total=total, completed=done, speed="")
         self._start = self._refreshed = time.perf_counter()
 
     def __enter__(self) -> "PromptProgress":

@@ -5,6 +5,7 @@ With colour the text is coloured; without, a line of marks follows each line of 
 
 import time
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from typing import Protocol, TextIO, final
 
 from rich.cells import cell_len
@@ -28,6 +29,8 @@ MEANINGS = {
     Source.BONUS: "the target's bonus token after a fully accepted draft",
 }
 REJECTED, REJECTED_MARK, REJECTED_MEANING = "dim red strike", "-", "drafted and rejected"
+# Of drafted tokens by their drafter, in the order of a cascade's or of several candidates' names.
+DRAFTERS = (STYLES[Source.DRAFTED], "magenta", "blue", "bright_red", "bright_yellow", "bright_cyan")
 LOOK = 6  # times as long as an accepted token is looked at a rejected draft before it disappears
 # Escape sequences in a generated text must not reach the terminal: they become visible symbols.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
@@ -61,6 +64,17 @@ def print_legend(console: Console, *, rejected: bool = False) -> None:
     colour = has_colour(console)
     samples = [Text(meaning, style) if colour else Text(f"{mark * 2} {meaning}") for style, mark, meaning in entries]
     console.print(Text("tokens: ") + Text("   ").join(samples), soft_wrap=True)
+
+
+def origin_style(origin: str | None, origins: Sequence[str]) -> str:
+    """The style of a token that ``origin``, one of ``origins``, proposed; the target's own, for None, is plain."""
+    return "" if origin is None else DRAFTERS[origins.index(origin) % len(DRAFTERS)]
+
+
+def print_origins(console: Console, origins: Sequence[str]) -> None:
+    """What the colours of ``origin_style`` mean."""
+    drafted = [Text(f"drafted by {origin}", origin_style(origin, origins)) for origin in origins]
+    console.print(Text("tokens: ") + Text("   ").join([*drafted, Text("the target's own")]), soft_wrap=True)
 
 
 class Printer(Protocol):
@@ -99,11 +113,14 @@ class SourcePrinter:
         if alone:
             self.end()
 
-    def put(self, text: str, source: Source, rejected: str = "") -> None:
-        """Generated text, of one source, and what the draft proposed instead of it."""
+    def put(self, text: str, source: Source, rejected: str = "", *, style: str | None = None) -> None:
+        """Generated text, of one source, and what the draft proposed instead of it.
+
+        With ``style`` the text has that in place of its source's, and no marks.
+        """
         if rejected:
             self._reject(visible(rejected))
-        self._put(text, STYLES[source], MARKS[source])
+        self._put(text, *((STYLES[source], MARKS[source]) if style is None else (style, " ")))
         if self._live is not None:
             self._draw(self._live, Text())
 

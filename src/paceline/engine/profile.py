@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+from paceline.core.files import cache_folder, write_whole
 from paceline.engine.knowledge import Knowledge
 
 VERSION = 2
@@ -23,12 +24,8 @@ class ProfileError(ValueError):
 
 def profile_folder() -> Path:
     """$PACELINE_PROFILES; by default ``profiles`` in $PACELINE_CACHE, $XDG_CACHE_HOME/paceline or ~/.cache/paceline."""
-    own, cache = os.environ.get("PACELINE_PROFILES"), os.environ.get("PACELINE_CACHE")
-    if own:
-        return Path(own)
-    if cache:
-        return Path(cache) / "profiles"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "profiles"
+    own = os.environ.get("PACELINE_PROFILES")
+    return Path(own) if own else cache_folder("profiles")
 
 
 def profile_path(conditions: Conditions) -> Path:
@@ -40,13 +37,7 @@ def profile_path(conditions: Conditions) -> Path:
 def write_profile(path: Path, conditions: Conditions, knowledge: Knowledge) -> None:
     """Write what is known to ``path``, whole or not at all. Raises OSError where that cannot be written."""
     record = {"kind": KIND, "version": VERSION, "conditions": dict(conditions), "knowledge": knowledge.as_record()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    write_whole(path, json.dumps(record, indent=1) + "\n")
 
 
 def read_profile(path: Path, conditions: Conditions, knowledge: Knowledge) -> None:

@@ -58,6 +58,21 @@ class Scheduler:
         """Whether no request is waiting or running and every output has been returned."""
         return not (self._waiting or self._admission or self._running or self._failed)
 
+    @property
+    def num_running(self) -> int:
+        """Requests that have rows."""
+        return len(self._running) + (0 if self._admission is None else len(self._admission.states))
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have none yet."""
+        return len(self._waiting)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all running requests, prompts included."""
+        return sum(len(state.sequence) for state in self._running.values())
+
     def submit(self, request: Request, *, sequence: list[int] | None = None) -> int:
         """Queue a request. Returns its ticket.
 

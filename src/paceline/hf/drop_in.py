@@ -19,7 +19,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from paceline.api.build import check_options
 from paceline.api.draft_length import NumDraftTokens
 from paceline.api.drafter_like import DrafterLike, VerifierLike
-from paceline.api.engine import Engine, engine_for
+from paceline.api.engine import Engine
+from paceline.api.engine_for import engine_for
 from paceline.api.generation_config import GenerationOptions, generation_options
 from paceline.api.generation_fields import Values
 from paceline.api.loading import Loaded, placement

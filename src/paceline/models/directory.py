@@ -4,6 +4,9 @@ Imports neither torch nor transformers, so that a mistyped path is refused befor
 """
 
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -67,7 +70,10 @@ def read_config(path: Path) -> dict[str, object]:
     if not path.exists():
         raise ModelError(f"no such model directory: {path}; give a directory that holds {CONFIG}")
     if path.suffix == ".gguf" or (path.is_dir() and _only(path, "*.gguf")):
-        raise ModelError(f"{path}: GGUF is for another runtime; give the directory that it was made from")
+        raise ModelError(
+            f"{path}: GGUF is converted first, by paceline convert {path if path.is_file() else 'FILE.gguf'} "
+            "--output DIR; give that directory, or the one from which the file was made"
+        )
     if path.is_file():
         raise ModelError(f"not a model: {path} is a file; give the directory that holds {CONFIG} and *.safetensors")
     if (path / "adapter_config.json").is_file():
@@ -112,6 +118,24 @@ def find_weights(path: Path) -> list[Path]:
             "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
         )
     return files
+
+
+@contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """A directory beside ``path`` to write into, which becomes ``path`` at the end; nothing is left after an error.
+
+    ``path`` must be nothing yet, or an empty directory.
+    """
+    aside = path.with_name(f".{path.name}.part")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        if path.exists():
+            path.rmdir()
+        aside.rename(path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _parse(path: Path) -> dict[str, object] | None:

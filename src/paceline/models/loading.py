@@ -141,7 +141,7 @@ def check(
     if missing or extra:
         names = stored()
         lists = [
-            f"{what} {_listing(names.get(own, own) for own in owns)}"
+            f"{what} {listing(names.get(own, own) for own in owns)}"
             for what, owns in (("lack", missing), ("hold also", extra))
             if owns
         ]
@@ -274,19 +274,27 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
+def stored_tensors(family: Family, config: DecoderConfig) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by their names, without content."""
+    return family.write(_parts(config))
+
+
 def stored_names(family: Family, config: DecoderConfig) -> dict[str, str]:
     """The names in a checkpoint of our own tensors and of their parts."""
-    with torch.device("meta"):
-        whole = make_decoder(config).state_dict()
-    parts = split_parts(config, whole)
-    names = {own: name for name, tensor in family.write(dict(parts)).items() for own, _ in family.read(name, tensor)}
+    parts, stored = _parts(config), stored_tensors(family, config)
+    names = {own: name for name, tensor in stored.items() for own, _ in family.read(name, tensor)}
     for fused, pieces in fused_groups(parts):
         if fused in names:
             names.update(dict.fromkeys(pieces, names[fused]))
     return names
 
 
-def _listing(names: Iterable[str]) -> str:
+def _parts(config: DecoderConfig) -> dict[str, Tensor]:
+    with torch.device("meta"):
+        return split_parts(config, make_decoder(config).state_dict())
+
+
+def listing(names: Iterable[str]) -> str:
     """Three of ``names`` and how many others there are."""
     ordered = sorted(set(names))
     more = len(ordered) - 3

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.constraints.grammar import spelling_of
 from paceline.api.structured import StructuredOutputs
+from paceline.constraints.grammar import spelling_of
 from paceline.serve.reasoning import Beginning, ReasoningFormat
 from paceline.serve.tool_formats import OPENING, Element
 from paceline.serve.tools import Tools
@@ -76,7 +76,10 @@ def _think(tokenizer: Tokenizer, thought: Thought, not_text: list[str]) -> tuple
         not_text.append(f"{BLANK}{opening}{ANY}")
     special = _special(tokenizer, form.closing)
     if special is None:
-        return "think?" if optional else "think", f"think[lazy]: /{f'{BLANK}{opening}' if optional else ''}{ANY}{closing}/"
+        return (
+            "think?" if optional else "think",
+            f"think[lazy]: /{f'{BLANK}{opening}' if optional else ''}{ANY}{closing}/",
+        )
     inside = f"THOUGHT? {special}\nTHOUGHT: {_all_but(SOME, [f'{ANY}{closing}{ANY}'])}"
     first = f"{_element(tokenizer, form.opening)} " if optional else ""
     return "think?" if optional else "think", f"think: {first}{inside}"
@@ -97,7 +100,7 @@ def _calls(tokenizer: Tokenizer, tools: Tools, *, text: bool, but: Sequence[str]
     opened = (*form.before[1:], OPENING) if form.marked else ()
     more = f"({spelled((*form.between, OPENING))} function)*" if tools.parallel else ""
     functions = [
-        f"function_{number}: {json.dumps(form.head(name))} arguments_{number} \"}}\"\n"
+        f'function_{number}: {json.dumps(form.head(name))} arguments_{number} "}}"\n'
         f"arguments_{number}: %json {json.dumps({**schema, **ARGUMENTS})}"
         for number, (name, schema) in enumerate(tools.callable.items())
     ]

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 
 import paceline
@@ -14,19 +15,30 @@ from paceline.api.engine import Engine
 from paceline.serve.chat_prompts import chat_tokens
 from paceline.serve.chats import ChatAnswer
 from paceline.serve.completions import CompletionAnswer
-from paceline.serve.errors import ApiError, add_handlers, response_of
+from paceline.serve.counters import Counters
+from paceline.serve.errors import ApiError, add_handlers
 from paceline.serve.generation import Server
 from paceline.serve.guard import Guard
+from paceline.serve.metrics import add_metrics_route
 from paceline.serve.replies import spelled
 from paceline.serve.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from paceline.serve.settings import Settings
+from paceline.serve.status import add_status_routes
 
 
-def make_app(engine: Engine, settings: Settings, *, max_waiting: int = 256, drain_seconds: float = 30.0) -> FastAPI:
-    """An application that serves ``engine``, which nobody else may use. Ended, it finishes what runs, at most
-    ``drain_seconds`` long.
+def make_app(
+    engine: Engine,
+    settings: Settings,
+    *,
+    max_waiting: int = 256,
+    max_waiting_tokens: int | None = None,
+    drain_seconds: float = 30.0,
+) -> FastAPI:
+    """An application that serves ``engine``, which nobody else may use; ``state.engine`` is the AsyncEngine that does.
+    Ended, it finishes what runs, at most ``drain_seconds`` long.
     """
-    served = AsyncEngine(engine, max_waiting=max_waiting)
+    counters = Counters()
+    served = AsyncEngine(engine, max_waiting=max_waiting, max_waiting_tokens=max_waiting_tokens, observer=counters)
     server, started = Server(served, settings), int(time.time())
 
     @asynccontextmanager
@@ -37,18 +49,15 @@ def make_app(engine: Engine, settings: Settings, *, max_waiting: int = 256, drai
 
     # Its pages about itself would load scripts from elsewhere; /openapi.json stays.
     app = FastAPI(title="Paceline", version=paceline.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.engine = served
     app.add_middleware(Guard, settings=settings)
+    if settings.allowed_origins:  # around the guard, for browsers ask without a key whether they may ask
+        origins = list(settings.allowed_origins)
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     add_handlers(app)
 
-    @app.get("/health")
-    async def health() -> Response:
-        if not served.alive:
-            return response_of(ApiError(503, "the engine has ended; start the server again"))
-        return Response()
-
-    @app.get("/version")
-    async def version() -> dict[str, str]:
-        return {"version": paceline.__version__}
+    add_status_routes(app, server)
+    add_metrics_route(app, served, counters, model=settings.names[0])
 
     @app.get("/v1/models")
     async def models() -> dict[str, object]:

@@ -109,9 +109,7 @@ class ChatAnswer(Answer):
         found: dict[str, object] = {}
         score = results[0].prompt_logprobs
         if self.body.prompt_logprobs is not None and score is not None:
-            found["prompt_logprobs"] = prompt_logprobs(
-                self.server.tokenizer, score, most=self.body.prompt_logprobs
-            )
+            found["prompt_logprobs"] = prompt_logprobs(self.server.tokenizer, score, most=self.body.prompt_logprobs)
         if self.body.return_token_ids:
             found["prompt_token_ids"] = self._prompt
         return found

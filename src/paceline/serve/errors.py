@@ -19,7 +19,17 @@ if TYPE_CHECKING:  # FastAPI is an extra: what answers requests of files, too, d
 logger = logging.getLogger("paceline")
 
 FORM = re.compile(r"(str|int|float|bool|dict|list)\b(?!_)")  # in the place of an error: which form of a field
+PLACE = re.compile(r"(?<![\w/:.])(?:[A-Za-z]:)?[\\/](?:[\w.@+-]+[\\/])+([\w.@+-]*)")  # of a file: its name is left
+ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
+PARSER = re.compile(r"\s*<state>.*", re.DOTALL)  # what a grammar's parser adds about itself
+LONGEST = 1200  # characters of a message
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def shown(message: str) -> str:
+    """``message`` as clients may see it: without where files lie or objects are on the server, and not too long."""
+    kept = PARSER.sub("", ADDRESS.sub("0x...", PLACE.sub(r"\1", message)))
+    return kept if len(kept) <= LONGEST else f"{kept[:LONGEST]}..."
 
 
 class ApiError(Exception):
@@ -27,7 +37,7 @@ class ApiError(Exception):
 
     def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.message, self.param = status, message, param
+        self.status, self.message, self.param = status, shown(message), param
 
 
 def body_of(error: ApiError) -> dict[str, object]:
@@ -78,12 +88,19 @@ def add_handlers(app: "FastAPI") -> None:
     from starlette.exceptions import HTTPException
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: "Request", error: "RequestValidationError") -> "JSONResponse":  # pyright: ignore[reportUnusedFunction]
+    async def invalid(request: "Request", error: "RequestValidationError") -> "JSONResponse":  # pyright: ignore[reportUnusedFunction]
+        kind = request.headers.get("content-type", "")
+        if any(one["loc"] == ("body",) for one in error.errors()) and isinstance(error.body, bytes):
+            reason = f"content-type {kind!r:.80}: send the body as JSON, with content-type: application/json"
+            return response_of(ApiError(415, reason))
         return response_of(invalid_body(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def refused(_: "Request", error: "HTTPException") -> "JSONResponse":  # pyright: ignore[reportUnusedFunction]
-        return response_of(ApiError(error.status_code, str(error.detail or HTTPStatus(error.status_code).phrase)))
+        found = ApiError(error.status_code, str(error.detail or HTTPStatus(error.status_code).phrase))
+        answer = response_of(found)
+        answer.headers.update(error.headers or {})  # such as those that a method not allowed names
+        return answer
 
     @app.exception_handler(Exception)
     async def failed(_: "Request", error: Exception) -> "JSONResponse":  # pyright: ignore[reportUnusedFunction]

@@ -4,15 +4,16 @@ import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from paceline.api.async_engine import AsyncEngine
 from paceline.api.async_streams import AsyncStream
 from paceline.api.params import SamplingParams
 from paceline.api.results import Piece, Result
+from paceline.serve.chunks import Chunks
+from paceline.serve.drafting import draft_limit
 from paceline.serve.errors import ApiError, api_error, body_of
 from paceline.serve.replies import metrics, usage, usage_of
 from paceline.serve.schema import GenerationBody
@@ -36,6 +37,11 @@ class Server:
     def max_length(self) -> int:
         """Tokens of a request at most, prompt included."""
         return self.engine.engine.decoder.batch.max_length
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Of a step, at most."""
+        return self.engine.engine.decoder.plan.max_draft_tokens
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -137,7 +143,12 @@ class Answer(ABC):
         params = self.bound(params, prompts)
         try:
             return await self.server.engine.submit(
-                prompts, params, priority=self.body.priority, client=self.client, timeout=limits.seconds
+                prompts,
+                params,
+                priority=self.body.priority,
+                client=self.client,
+                timeout=limits.seconds,
+                num_draft_tokens=draft_limit(self.body.speculative_config, most=self.server.max_draft_tokens),
             )
         except ValueError as error:
             raise self.refusal(error) from error
@@ -168,27 +179,38 @@ class Answer(ABC):
         """``metrics``, where the server gives them."""
         if not self.server.settings.per_request_metrics:
             return {}
-        return {"metrics": metrics(results, num_draft_tokens=self.server.engine.engine.decoder.plan.max_draft_tokens)}
+        return {"metrics": metrics(results, num_draft_tokens=self.server.max_draft_tokens)}
 
     async def events(self, stream: AsyncStream) -> AsyncIterator[str]:
-        """Server-sent events: one for the tokens that an output gained in a step, usage at the end, and [DONE]."""
+        """Server-sent events: one for the tokens that an output gained in a step, or for as many as
+        the server says, usage at the end, and [DONE]."""
         options = self.body.stream_options
         counting = options is not None and options.continuous_usage_stats
         head, written = self.head(self.chunk_kind), 0
+        num_prompt, chunks = sum(stream.prompt_lengths), Chunks(self.server.settings.stream_interval)
+
+        def event(choice: dict[str, object]) -> str:
+            chunk = {**head, "choices": [choice]}
+            return _event(chunk | ({"usage": usage_of(num_prompt, written)} if counting else {}))
+
+        def changed(groups: Iterable[Sequence[Piece]]) -> Iterator[str]:
+            nonlocal written
+            for own in groups:
+                written += len(own)
+                number = own[0].index * self.body.n + own[0].sample
+                change = self.change(number, own)
+                if change is not None:
+                    yield event({"index": number, **change})
+
         try:
             async with stream:  # left when the client leaves, too
                 for choice in self.opening():
-                    yield _event({**head, "choices": [choice]})
+                    yield event(choice)
                 async for pieces in stream:
-                    for (index, sample), group in groupby(pieces, key=lambda piece: (piece.index, piece.sample)):
-                        own = list(group)
-                        written += len(own)
-                        number = index * self.body.n + sample
-                        choice = self.change(number, own)
-                        if choice is None:
-                            continue
-                        chunk = {**head, "choices": [{"index": number, **choice}]}
-                        yield _event(chunk | ({"usage": usage_of(0, written)} if counting else {}))
+                    for one in changed(chunks.add(pieces)):
+                        yield one
+                for one in changed(chunks.rest()):
+                    yield one
                 results = await stream.results()
             failed = next((one.error for one in results if one.error is not None), None)
             if failed is not None:

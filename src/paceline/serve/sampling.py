@@ -5,6 +5,7 @@ from typing import Any
 
 from paceline.api.params import READERS, SamplingParams
 from paceline.serve.errors import ApiError
+from paceline.serve.list_limits import check_lists
 from paceline.serve.schema import IGNORED, SAMPLING, ChatBody, CompletionBody, GenerationBody
 from paceline.serve.settings import Limits
 
@@ -54,6 +55,7 @@ def _params(body: GenerationBody, limits: Limits, **more: object) -> SamplingPar
         raise ApiError(
             400, f"{unknown[0]}: no such option; sampling options are {', '.join(SAMPLING)}", param=unknown[0]
         )
+    check_lists(given, limits)
     if "logit_bias" in given:
         given["logit_bias"] = _biases(given["logit_bias"])
     values = {**given, **{name: value for name, value in more.items() if value is not None or name in given}}
@@ -93,10 +95,10 @@ def _biases(value: object) -> object:
     """JSON's keys are texts."""
     if not isinstance(value, dict):
         return value
-    try:
-        return {int(token): bias for token, bias in value.items()}
-    except ValueError as error:
-        raise ApiError(400, f"logit_bias: {error}; keys are token ids", param="logit_bias") from error
+    wrong = next((token for token in value if not (token.isascii() and token.isdecimal())), None)
+    if wrong is not None:
+        raise ApiError(400, f"logit_bias: {wrong!r:.80}; keys are token ids", param="logit_bias")
+    return value
 
 
 def _check_limits(body: GenerationBody, values: dict[str, Any], limits: Limits) -> None:

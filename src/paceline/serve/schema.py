@@ -1,5 +1,6 @@
 """The bodies of requests. Sampling options stand beside OpenAI's own fields, by the names of ``SamplingParams``."""
 
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -20,10 +21,32 @@ SAMPLING = tuple(field.name for field in fields(SamplingParams) if field.name no
 Token: TypeAlias = Annotated[StrictInt, Field(ge=0)]
 
 
+def _halves(given: Any) -> Iterator[str]:
+    """The texts in ``given`` that no encoding of Unicode has."""
+    left = [given]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            if not one.isascii() and any("\ud800" <= letter <= "\udfff" for letter in one):
+                yield one
+        elif isinstance(one, dict):
+            left += [*one, *one.values()]
+        elif isinstance(one, list) and not (one and type(one[0]) is int and type(one[-1]) is int):
+            left += one
+
+
 class Body(BaseModel):
     """Fields that are not listed are kept, to be refused by name unless they are sampling options."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_whole_characters(cls, given: Any) -> Any:
+        wrong = next(iter(_halves(given)), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong[:40]!r} has half a surrogate pair: give text that UTF-8 can encode")
+        return given
 
     @model_validator(mode="before")
     @classmethod
@@ -61,6 +84,7 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     priority: StrictInt = 0
+    speculative_config: dict[str, Any] | None = None  # serve/drafting.py
     best_of: StrictInt | None = None
     prompt_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
     return_tokens_as_token_ids: bool = False

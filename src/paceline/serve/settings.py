@@ -11,11 +11,15 @@ class Limits:
     """What one request may ask for at most; the number of its tokens is the engine's."""
 
     body_bytes: int = 4 << 20
+    body_seconds: float = 60.0  # until all of it has come
     prompts: int = 64
     samples: int = 16  # of a prompt (n)
     outputs: int = 128  # of a request: prompts times samples
     stop_strings: int = 16
-    stop_characters: int = 256  # of one
+    stop_characters: int = 256  # of one, and of a bad word
+    token_ids: int = 4096  # of an option that is a list of them, or maps them
+    sequences: int = 256  # of an option that is a list of words or of sequences
+    sequence_tokens: int = 64  # of one of them
     grammar_bytes: int = 64 << 10
     tools: int = 128
     schema_depth: int = 32  # nested levels of a tool
@@ -28,9 +32,12 @@ class Settings:
     """``names`` are those that a request may call the model by, the first of them what answers call it."""
 
     names: tuple[str, ...]
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = ()  # a client has to send one of them; () lets everybody in
     limits: Limits = field(default_factory=Limits)
     per_request_metrics: bool = False  # they tell what was accepted, and so something of the text
+    stream_interval: int | None = None  # tokens of every event of a stream; None: as many as a step gives
+    hosts: tuple[str, ...] = ()  # by which this machine may be called; () lets any name through
+    allowed_origins: tuple[str, ...] = ()  # web pages whose scripts may ask
     tool_call_parser: str | None = None  # how the model writes calls of tools; None: as its chat template tells
     enable_auto_tool_choice: bool = True
     reasoning_parser: str | None = None  # how it writes reasoning; None: it is text

@@ -56,7 +56,9 @@ TOOL_FORMATS = {
         hints=("[TOOL_CALLS]",),
         id_length=9,  # which its templates ask for
     ),
-    "llama3_json": ToolFormat(before=(), between=(None, ";", None), behind=(), key="parameters", hints=('"parameters": ',)),
+    "llama3_json": ToolFormat(
+        before=(), between=(None, ";", None), behind=(), key="parameters", hints=('"parameters": ',)
+    ),
     "json": ToolFormat(before=("[",), between=(None, ",", None), behind=(None, "]")),
 }
 
@@ -72,7 +74,9 @@ def matched(elements: Sequence[Element], text: str) -> int | None:
     at = 0
     for element in elements:
         if element is None:
-            at += next((size for size in range(MOST_SPACE) if text[at + size : at + size + 1] not in SPACES), MOST_SPACE)
+            at += next(
+                (size for size in range(MOST_SPACE) if text[at + size : at + size + 1] not in SPACES), MOST_SPACE
+            )
         elif text.startswith(element, at):
             at += len(element)
         else:

@@ -43,7 +43,9 @@ def read_tools(body: ChatBody, settings: Settings, template: str) -> Tools | Non
         _check_depth(tool, f"tools.{number}", limits.schema_depth)
         name, schema = _function(tool, f"tools.{number}")
         if name in schemas:
-            raise ApiError(400, f"tools.{number}: a second function {name!r}; give each a name of its own", param="tools")
+            raise ApiError(
+                400, f"tools.{number}: a second function {name!r}; give each a name of its own", param="tools"
+            )
         schemas[name] = schema
     size = len(json.dumps(body.tools))
     if size > limits.grammar_bytes:
@@ -107,7 +109,9 @@ def _function(tool: Mapping[str, Any], param: str) -> tuple[str, dict[str, Any]]
         return name, NO_PARAMETERS
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise ApiError(
-            400, f'{param}.function.parameters: give a JSON schema of "type": "object", which arguments are', param="tools"
+            400,
+            f'{param}.function.parameters: give a JSON schema of "type": "object", which arguments are',
+            param="tools",
         )
     return name, {**schema, "type": "object"}
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from paceline.api.draft_length import NumDraftTokens
 from paceline.api.drafter_like import DrafterLike, VerifierLike
-from paceline.api.engine import Engine, engine_for
+from paceline.api.engine import Engine
+from paceline.api.engine_for import engine_for
 from paceline.api.streams import Stream
 from paceline.core.noise import split_seed
 from paceline.core.stats import Summary

@@ -1,6 +1,5 @@
 """What the benchmark asks of a peer, and how one is missing. Knows no peer."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -12,6 +11,7 @@ import torch
 
 from paceline.bench.runner import Configuration, Sample
 from paceline.bench.sweep import Cell, Ways
+from paceline.core import files
 from paceline.core.stats import Summary
 
 
@@ -81,4 +81,4 @@ def room(cell: Cell, prompts: Sequence[Sequence[int]]) -> int:
 
 def cache_folder() -> Path:
     """Where models are kept that were written anew for a peer."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "peers"
+    return files.cache_folder("peers")

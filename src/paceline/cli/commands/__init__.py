@@ -3,8 +3,11 @@
 from paceline.cli.command import Command
 from paceline.cli.commands.advise import Advise
 from paceline.cli.commands.audit import Audit
+from paceline.cli.commands.batch_run import BatchRun
 from paceline.cli.commands.bench import Bench
 from paceline.cli.commands.bench_report import BenchReport
+from paceline.cli.commands.chat import Chat
+from paceline.cli.commands.convert import Convert
 from paceline.cli.commands.data_features import DataFeatures
 from paceline.cli.commands.data_prepare import DataPrepare
 from paceline.cli.commands.data_regenerate import DataRegenerate
@@ -17,6 +20,7 @@ from paceline.cli.commands.inspect import Inspect
 from paceline.cli.commands.options import Options
 from paceline.cli.commands.roofline import Roofline
 from paceline.cli.commands.score import Score
+from paceline.cli.commands.serve import Serve
 from paceline.cli.commands.skip_search import SkipSearch
 from paceline.cli.commands.train import Train
 from paceline.cli.commands.train_auto import TrainAuto
@@ -28,6 +32,9 @@ from paceline.cli.commands.tree import Tree
 COMMANDS: dict[str, type[Command]] = {
     "demo": Demo,
     "generate": Generate,
+    "chat": Chat,
+    "serve": Serve,
+    "batch run": BatchRun,
     "score": Score,
     "transcribe": Transcribe,
     "inspect": Inspect,
@@ -40,6 +47,7 @@ COMMANDS: dict[str, type[Command]] = {
     "train": Train,
     "train auto": TrainAuto,
     "train report": TrainReport,
+    "convert": Convert,
     "export": Export,
     "bench": Bench,
     "bench report": BenchReport,

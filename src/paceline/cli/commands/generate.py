@@ -13,7 +13,15 @@ from rich.console import Console
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK, Command
 from paceline.cli.console import open_console, open_notes
 from paceline.cli.draft_options import DraftOptions
-from paceline.cli.options import POSITIONAL, BatchSize, ModelOptions, OutputOptions, Profile, PromptFile
+from paceline.cli.options import (
+    POSITIONAL,
+    BatchSize,
+    ModelOptions,
+    OutputOptions,
+    Profile,
+    PromptFile,
+    check_profile,
+)
 from paceline.cli.prompt_file.journal import STDOUT, check_writable
 from paceline.cli.sampling_options import SamplingOptions
 from paceline.text.valid_json import to_json
@@ -87,8 +95,7 @@ class Generate(Command):
     def _check(self, params: "SamplingParams") -> None:
         """Refuse options that contradict each other, before anything is loaded."""
         self.drafting.check()
-        if self.profile is not None and not self.profile.is_file():
-            raise ValueError(f"--profile {self.profile}: no such file; paceline advise writes profiles")
+        check_profile(self.profile)
         if self.profile is not None and not self.drafting.drafts:
             raise ValueError(f"--profile {self.profile} without a drafter: it is for draft lengths; give one too")
         if self.system is not None and not self.chat:

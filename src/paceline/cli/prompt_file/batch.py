@@ -13,7 +13,7 @@ from rich.console import Console
 from paceline.api import Engine, Loaded, SamplingParams
 from paceline.api.build import build_drafting
 from paceline.api.draft_length import NumDraftTokens, cut_draft_length, longest_draft, room
-from paceline.api.engine import engine_for
+from paceline.api.engine_for import engine_for
 from paceline.api.processors import processing
 from paceline.api.profiles import ProfileLike
 from paceline.api.requests import guidance
@@ -52,7 +52,7 @@ class Batch:
         """Generate what is missing; options are checked before a model is loaded."""
         path = self._destination()
         entries = self.entries
-        run = fingerprint(self.model, self.drafting, self.params)
+        run = fingerprint(self.model, self.drafting, self.params.differing())
         finished = Finished()
         if path is not None and not self.output.overwrite:
             finished = read_finished(path, run=run, digests=[entry.digest for entry in entries])

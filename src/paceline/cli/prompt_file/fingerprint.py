@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.api import SamplingParams, build_verifier
+from paceline.api import build_verifier
 from paceline.api.drafter_files import file_digest
 from paceline.cli.draft_options import DraftOptions
 from paceline.cli.options import ModelOptions
@@ -15,8 +15,8 @@ from paceline.models.directory import is_hub_id
 WEIGHTS = ".safetensors"
 
 
-def fingerprint(model: ModelOptions, drafting: DraftOptions, params: SamplingParams) -> str:
-    """A hash for each of PARTS (journal), joined by dashes.
+def fingerprint(model: ModelOptions, drafting: DraftOptions, options: Mapping[str, object]) -> str:
+    """A hash for each of PARTS (journal), joined by dashes. ``options`` are those that hold for every prompt.
 
     The drafter is included only where tokens depend on it: with the verifier "coupled" they do not. Raises what loading
     raises for a model that is not there.
@@ -37,7 +37,7 @@ def fingerprint(model: ModelOptions, drafting: DraftOptions, params: SamplingPar
     for name in ("enforce_eager", "quantization", "backend"):  # another backend rounds otherwise
         if getattr(model, name) not in (False, None, "auto"):
             own[name] = getattr(model, name)
-    parts = (own, params.differing(), drafted)
+    parts = (own, options, drafted)
     return "-".join(_hash(part) for part in parts)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from paceline.draft_heads.base import DraftHead
 from paceline.draft_heads.formats.base import Exported, Format, FormatError
 from paceline.draft_heads.formats.head_files import CONFIG
+from paceline.models.directory import new_directory
 from paceline.models.native.decoder import DecoderLM
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -45,10 +46,7 @@ def write_files(exported: Exported, path: Path, *, target_path: Path | None = No
     for a target whose directory is needed and not known.
     """
     check_new(path)
-    aside = path.with_name(f".{path.name}.part")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        aside.mkdir(parents=True)
+    with new_directory(path) as aside:
         if exported.into_target:
             _write_into_target(exported, aside, target_path)
         else:
@@ -56,11 +54,6 @@ def write_files(exported: Exported, path: Path, *, target_path: Path | None = No
             _write_json(exported.config, aside / CONFIG)
         for name, text in exported.others.items():
             (aside / name).write_text(text, encoding="utf-8")
-        if path.exists():
-            path.rmdir()
-        aside.rename(path)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _write_into_target(exported: Exported, path: Path, target_path: Path | None) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from paceline.core import files
 from paceline.kernels.cpu import compile as compiling
 from paceline.kernels.cpu.compile import (
     FEATURES,
@@ -37,10 +38,7 @@ class UnknownFlagsError(KernelError):
 
 def cache_folder() -> Path:
     """The directory of cached libraries."""
-    configured = os.environ.get("PACELINE_CACHE")
-    if configured:
-        return Path(configured) / "kernels"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "kernels"
+    return files.cache_folder("kernels")
 
 
 def kernel_library(isa: InstructionSet) -> Path:

@@ -16,6 +16,7 @@ from typing import IO, final
 
 import numpy as np
 
+from paceline.core.files import cache_folder
 from paceline.train.data.manifest import FileRecord, Split
 from paceline.train.data.sources.documents import Tokens
 
@@ -152,7 +153,4 @@ def create_once(folder: Path) -> Iterator[Path | None]:
 
 def default_cache() -> Path:
     """``data`` in $PACELINE_CACHE, by default $XDG_CACHE_HOME/paceline or ~/.cache/paceline."""
-    chosen = os.environ.get("PACELINE_CACHE")
-    if chosen:
-        return Path(chosen) / "data"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "data"
+    return cache_folder("data")

@@ -1,0 +1,155 @@
+"""One run over a file of requests: what is missing is answered, by one engine or several."""
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from paceline.api import Engine
+from paceline.api.build import build_drafting
+from paceline.api.draft_length import longest_draft, room
+from paceline.api.engine import LONGEST, MOST_ROWS, engine_for
+from paceline.cli.batch_file.answers import LAYOUT, answered, unsent
+from paceline.cli.batch_file.lines import BatchLine, Survey, read_lines, survey
+from paceline.cli.batch_file.work import Answered, work_through
+from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
+from paceline.cli.progress import PromptProgress
+from paceline.cli.prompt_file.fingerprint import fingerprint
+from paceline.cli.prompt_file.journal import Finished, ResultFile, read_finished
+from paceline.cli.stats import Totals, stats_table
+from paceline.serve.settings import Settings
+
+if TYPE_CHECKING:
+    from paceline.cli.commands.batch_run import BatchRun
+
+WINDOW = 1024  # answers at most that wait, in memory and in the journal, for one that comes before them
+
+
+@dataclass(slots=True)
+class Run:
+    """``paceline batch run`` with its options; ``run`` returns the exit code."""
+
+    options: "BatchRun"
+    settings: Settings
+    notes: Console
+    totals: Totals = field(default_factory=Totals)
+
+    def run(self) -> int:
+        """Answer what is missing. All of the file is read and checked before a model is loaded."""
+        options = self.options
+        found = survey(options.input, self.settings)
+        if found.num_invalid == len(found):
+            raise ValueError(f"{options.input}: all {len(found)} requests are invalid: {found.first_invalid}")
+        run = fingerprint(
+            options.model, options.drafting, {"names": self.settings.names, "max_length": options.max_length}
+        )
+        finished = Finished()
+        if not options.overwrite:
+            finished = read_finished(
+                options.output, run=run, digests=found.digests, errors=options.errors, layout=LAYOUT
+            )
+        num_done = finished.num_written + len(finished.waiting)
+        self._note_before(found, num_done)
+        engine = None if num_done == len(found) else make_engine(options, num_outputs=found.num_outputs)
+        sink = ResultFile(options.output, finished=finished, errors=options.errors, layout=LAYOUT)
+        failures = _Failures(len(finished.failed), next(iter(finished.failed.values()), ""))
+        for line in finished.waiting.values():
+            failures.add(line.get("error"))
+        complete, start = False, time.perf_counter()
+        with PromptProgress(
+            console=self.notes, total=len(found), done=num_done, shown=not options.quiet, what="requests"
+        ) as progress:
+
+            def put(line: BatchLine, answer: Answered | None) -> None:
+                made = unsent(line, run=run) if answer is None else answered(line, answer[:2], run=run)
+                sink.put(made)
+                failures.add(made.get("error"))
+                counts = None if answer is None else answer[2]
+                if counts is not None:
+                    self.totals.num_outputs += 1
+                    self.totals.summary = counts if self.totals.summary is None else self.totals.summary + counts
+                progress.done()
+                progress.refresh(lambda: self.totals.summary)
+
+            def left() -> Iterator[BatchLine]:
+                """What has no answer yet."""
+                for line in read_lines(options.input, self.settings):
+                    if line.index >= len(found) or line.digest != found.digests[line.index]:
+                        raise ValueError(
+                            f"{options.input} has changed in line {line.number}: run the same command again"
+                        )
+                    if line.index >= finished.num_written and line.index not in finished.waiting:
+                        yield line
+
+            try:
+                if engine is not None:
+                    work_through(
+                        engine, self.settings, left(), put, admit=lambda line: line.index < sink.num_written + WINDOW
+                    )
+                complete = True
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sink.close(complete=complete)
+        return self._conclude(complete, failures, sink.num_written, len(found), time.perf_counter() - start)
+
+    def _note_before(self, found: Survey, num_done: int) -> None:
+        if found.num_invalid and not self.options.quiet:
+            print(
+                f"paceline: {found.num_invalid} of {len(found)} requests are invalid; {found.first_invalid}; --check "
+                "lists them",
+                file=sys.stderr,
+            )
+        if num_done:
+            self._note(f"{num_done} of {len(found)} answers are in {self.options.output} already")
+
+    def _conclude(self, complete: bool, failures: "_Failures", num_done: int, num_lines: int, seconds: float) -> int:
+        if self.options.stats:
+            self.notes.print(stats_table(self.totals, seconds=seconds))
+        if not complete:
+            self._note(
+                f"interrupted: {num_done} of {num_lines} answers are there; the same command continues from there"
+            )
+            return EXIT_INTERRUPTED
+        if failures.count:
+            print(f"paceline: {failures.count} of {num_lines} requests failed; {failures.first}", file=sys.stderr)
+        return EXIT_DIFFERENT if failures.count else EXIT_OK
+
+    def _note(self, text: str) -> None:
+        """Print a note, on a terminal only."""
+        if self.notes.is_terminal and not self.options.quiet:
+            self.notes.print(text, style="dim", markup=False, soft_wrap=True)
+
+
+@dataclass(slots=True)
+class _Failures:
+    """How many requests failed, and why the first did."""
+
+    count: int
+    first: str
+
+    def add(self, reason: str | None) -> None:
+        """Count a request that failed for a reason."""
+        if reason is not None:
+            self.count, self.first = self.count + 1, self.first or reason
+
+
+def make_engine(options: "BatchRun", *, num_outputs: int) -> Engine:
+    """Load the model. Rows are for all requests, done or not, so that every run has the same shapes."""
+    target = options.model.load()
+    drafting = build_drafting(options.drafting.choose(target), target=target)
+    count = drafting.length(options.drafting.count)
+    longest = room(target, drafting.drafter.max_nodes(longest_draft(count, drafting.drafter)))
+    return engine_for(
+        target,
+        drafter=drafting.drafter,
+        verifier=options.drafting.verifier,
+        num_draft_tokens=count,
+        batch_size=options.batch_size,
+        num_texts=max(min(num_outputs, MOST_ROWS), options.batch_size or 1),
+        max_length=options.max_length or min(LONGEST, longest),
+        profile=options.profile or "auto",
+    )

@@ -1,0 +1,1 @@
+"""``paceline chat``: a conversation, the model that answers it, and the terminal or pipe that it is led from."""

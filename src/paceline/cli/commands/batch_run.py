@@ -1,0 +1,113 @@
+"""``paceline batch run``: answers the requests of a file, into a file that can be resumed."""
+
+import sys
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from paceline.cli.command import EXIT_DIFFERENT, EXIT_OK, Command
+from paceline.cli.console import open_notes
+from paceline.cli.draft_options import DraftOptions
+from paceline.cli.options import (
+    MODEL,
+    OUTPUT,
+    POSITIONAL,
+    BatchSize,
+    LogLevel,
+    ModelOptions,
+    Overwrite,
+    Profile,
+    Quiet,
+    at_least,
+)
+
+if TYPE_CHECKING:
+    from paceline.serve.settings import Settings
+
+HELP = "Answer files of requests in OpenAI's batch format."
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRun(Command):
+    """Answer the requests of a file in OpenAI's batch format, as the server would.
+
+    Each line of INPUT is {"custom_id", "method": "POST", "url", "body"}, where url is /v1/chat/completions or
+    /v1/completions. Each gives one line of OUTPUT, in order: {"id", "custom_id", "response", "error"}. An invalid
+    request fails alone; a file in which a custom_id stands twice is refused before any work is done.
+
+    After an interruption of any kind, the same command continues where it stopped.
+
+    Examples:
+
+        paceline batch run requests.jsonl answers.jsonl --model DIR --draft SMALL_DIR
+        paceline batch run requests.jsonl answers.jsonl --model DIR --served-model-name gpt-4o-mini
+        paceline batch run requests.jsonl answers.jsonl --model DIR --errors errors.jsonl
+        paceline batch run requests.jsonl answers.jsonl --model DIR --check
+    """
+
+    input: Annotated[Path, POSITIONAL]
+    """The file of requests."""
+    output: Annotated[Path, POSITIONAL]
+    """The file of answers."""
+    _: KW_ONLY
+    model: ModelOptions
+    batch_size: BatchSize = None
+    max_length: Annotated[int | None, Parameter(group=MODEL), at_least(2)] = None
+    """Tokens of a request at most, prompt included; the model's context, at most 2048, by default."""
+    served_model_name: Annotated[tuple[str, ...], Parameter(group=MODEL)] = ()
+    """What requests call the model; several may be given. MODEL by default."""
+    drafting: DraftOptions = field(default_factory=DraftOptions)
+    profile: Profile = None
+    errors: Annotated[Path | None, Parameter(group=OUTPUT)] = None
+    """Write the lines of failed requests to this file, and not to OUTPUT."""
+    check: bool = False
+    """Only check the requests, as far as that needs no model, and print what is wrong with them."""
+    overwrite: Overwrite = False
+    stats: Annotated[bool, Parameter(group=OUTPUT)] = False
+    """Print a table of drafting statistics on standard error."""
+    quiet: Quiet = False
+    log_level: LogLevel = None
+
+    def run(self) -> int:
+        """Answer what is missing."""
+        from paceline.cli.batch_file.run import Run
+
+        notes = open_notes(quiet=self.quiet, log_level=self.log_level)
+        self._check()
+        settings = self._settings()
+        return self._list_invalid(settings) if self.check else Run(self, settings, notes).run()
+
+    def _check(self) -> None:
+        """Refuse options that contradict each other, before anything is read."""
+        from paceline.cli.prompt_file.journal import STDOUT, check_writable, journal_of
+
+        self.drafting.check()
+        if self.profile is not None and not self.profile.is_file():
+            raise ValueError(f"--profile {self.profile}: no such file; paceline advise writes profiles")
+        if self.input == STDOUT or self.output == STDOUT:
+            raise ValueError("-: give files, so that an interrupted run can be resumed")
+        if not self.input.is_file():
+            raise ValueError(f"{self.input}: no such file; give a file of requests")
+        places = {"OUTPUT": self.output, "--errors": self.errors}
+        files = [self.input.resolve(), journal_of(self.output).resolve()]
+        for option, path in places.items():
+            if path is not None:
+                check_writable(path, option=option)
+                if path.resolve() in files:
+                    raise ValueError(f"{option} {path} is another file of this run: give another name")
+                files.append(path.resolve())
+
+    def _settings(self) -> "Settings":
+        from paceline.serve.settings import Settings
+
+        return Settings(names=self.served_model_name or (self.model.model,))
+
+    def _list_invalid(self, settings: "Settings") -> int:
+        from paceline.cli.batch_file.lines import survey
+
+        found = survey(self.input, settings, tell=lambda line, error: print(f"{line.name}: {error.message}"))
+        if not self.quiet:
+            print(f"{len(found)} requests, {found.num_invalid} of them invalid", file=sys.stderr)
+        return EXIT_DIFFERENT if found.num_invalid else EXIT_OK
