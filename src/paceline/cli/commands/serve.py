@@ -14,7 +14,7 @@ from paceline.cli.draft_options import DraftOptions
 from paceline.cli.options import AT_LEAST_1, DRAFTING, MODEL, LogLevel, Profile, Quiet, check_profile, one_of
 from paceline.cli.progress import waiting
 from paceline.cli.serve_on_ray import RayOptions, serve_on_ray
-from paceline.cli.serve_options import LimitOptions, MaxModelLen, NetworkOptions, ServedModelOptions
+from paceline.cli.serve_options import AnswerOptions, LimitOptions, MaxModelLen, NetworkOptions, ServedModelOptions
 
 if TYPE_CHECKING:
     import socket
@@ -54,6 +54,7 @@ class Serve(Command):
     """Requests that are decoded together; others wait."""
     network: NetworkOptions = field(default_factory=NetworkOptions)
     limits: LimitOptions = field(default_factory=LimitOptions)
+    answers: AnswerOptions = field(default_factory=AnswerOptions)
     enable_per_request_metrics: bool = False
     """Give acceptance and times with every answer. They tell something of the text."""
     stream_interval: Annotated[int | None, AT_LEAST_1] = None
@@ -110,6 +111,9 @@ class Serve(Command):
             per_request_metrics=self.enable_per_request_metrics,
             stream_interval=self.stream_interval,
             return_steps=self.return_steps == "on" or (self.return_steps == "auto" and not keys),
+            tool_call_parser=self.answers.tool_call_parser,
+            enable_auto_tool_choice=self.answers.enable_auto_tool_choice,
+            reasoning_parser=self.answers.reasoning_parser,
             hosts=() if keys else local_names(bound),
             allowed_origins=self.network.allowed_origins,
         )
