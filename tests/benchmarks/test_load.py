@@ -7,17 +7,13 @@ import pytest
 from benchmarks.load import differences, growth_of, percentiles
 from benchmarks.load_clients import Answered, ask_for, besiege
 from paceline.api import Engine
-from paceline.serve.app import make_app
-from paceline.serve.settings import Settings
-from tests.serve.fuzz.pages import listening
-from tests.serve.served import engine, target
+from tests.serve.listening import listening
+from tests.serve.served import target
 
 
 def test_what_clients_are_told_is_compared_with_the_offline_engine():
-    app = make_app(engine(batch_size=3), Settings(names=("tiny",)))
-    with listening(app) as url:
-        answered = asyncio.run(besiege(url, num_clients=4, seconds=1.0))
-        assert not app.state.engine.num_running
+    with listening(batch_size=3) as server:
+        answered = asyncio.run(besiege(server.url, num_clients=4, seconds=1.0))
     finished = [one for one in answered if one.texts is not None]
     assert len(finished) >= 3 and not [one.error for one in answered if one.error]
     assert any(one.first is not None and one.num_tokens for one in finished)
