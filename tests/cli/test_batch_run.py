@@ -20,6 +20,7 @@ from paceline.serve.app import make_app
 from paceline.serve.settings import Settings
 from tests.cli.batch_files import (
     CHAT,
+    TEXT,
     answer_file,
     chatty,
     command,
