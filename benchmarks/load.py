@@ -8,11 +8,10 @@ be equal. Beside that, eight clients that stream are timed against the same engi
 import asyncio
 import json
 import os
-import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPConnection
@@ -23,6 +22,7 @@ import numpy as np
 import psutil
 
 from benchmarks.load_clients import Answered, besiege, stream_all
+from benchmarks.load_vllm import vllm_serving
 from benchmarks.serving import DRAFT_TOKENS, MODEL, NONE, serving, words_of
 from benchmarks.study import (
     Draft,
@@ -117,42 +117,6 @@ def num_running(connection: HTTPConnection) -> int:
 def percentiles(values: Sequence[float]) -> dict[str, float]:
     """p50 and p99, in milliseconds."""
     return {f"p{which}": 1000 * float(np.percentile(values, which)) for which in (50, 99)} if values else {}
-
-
-@contextmanager
-def vllm_serving(python: str, paths: Sequence[Path], drafter: str, dtype: str, num_clients: int) -> Iterator[str]:
-    """The address of vLLM's server under ``python``. Raises RuntimeError where it does not start."""
-    port = 18_000 + os.getpid() % 2000
-    words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(paths[0]), "--dtype", dtype]
-    words += ["--port", str(port), "--max-num-seqs", str(num_clients), "--max-model-len", "1024"]
-    words += ["--no-enable-prefix-caching", "--served-model-name", "model", "--disable-log-requests"]
-    if drafter == MODEL:
-        config = {"method": "draft_model", "model": str(paths[1]), "num_speculative_tokens": DRAFT_TOKENS}
-        words += ["--speculative-config", json.dumps(config)]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            for _ in range(600):
-                if process.poll() is not None:
-                    raise RuntimeError(f"vLLM's server ended with {process.returncode}: {' '.join(words)}")
-                connection = HTTPConnection("127.0.0.1", port, timeout=5)
-                try:
-                    connection.request("GET", "/health")
-                    if connection.getresponse().status == 200:
-                        break
-                except OSError:
-                    time.sleep(1)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(60)
 
 
 def ratio(name: str) -> Any:

@@ -1,11 +1,6 @@
 """Schemathesis: requests made up from the server's own page, /openapi.json, and answers held against it."""
 
-import threading
-import time
-from contextlib import contextmanager
-
 import schemathesis
-import uvicorn
 from hypothesis import HealthCheck, given, seed, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -18,6 +13,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.serve.fuzz.attack import application
+from tests.serve.listening import listening
 
 CHECKS = (
     not_a_server_error,
@@ -29,27 +25,10 @@ CHECKS = (
 )
 
 
-@contextmanager
-def listening(app):
-    """The address of ``app`` at a port of its own."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            time.sleep(0.01)
-            assert thread.is_alive()
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
 def check_page(count, number, tally):
     """Send ``count`` requests to every route, valid ones and others; raise where an answer is not as the page says."""
-    with listening(application()) as url:
-        page = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    with listening(application()) as server:
+        page = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
         for found in page.get_all_operations():
             make = found.ok().as_strategy
 
