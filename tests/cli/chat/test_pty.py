@@ -68,7 +68,7 @@ class Terminal:
 @pytest.mark.timeout(900)
 def test_a_session_in_a_terminal(tmp_path):
     words = (pair().target, "--draft", pair().draft, "--format", "text", "--enforce-eager", "--threads", 1)
-    terminal = Terminal(*words, "--max-tokens", 450, "--ignore-eos", folder=tmp_path)
+    terminal = Terminal(*words, "--num-draft-tokens", 4, "--max-tokens", 450, "--ignore-eos", folder=tmp_path)
     try:
         at = terminal.until("Ctrl-D leaves")
         at = terminal.until("> ", after=at)
