@@ -92,7 +92,7 @@ def test_help_and_lists_name_everything(target):
     out, _ = printed(made)
     assert all(f"/{name}" in out for name in COMMANDS) and all(name in out for name in NAMES)
     assert "no answers yet" in out and re.search(r"conversation +0 messages, 0 of 512 tokens", out)
-    assert re.search(r"drafter model, depth auto: 24 tokens in .*\n", out) and "drafter model (off): 24 tokens" in out
+    assert re.search(r"drafter model, depth 4: 24 tokens in .*\n", out) and "drafter model (off): 24 tokens" in out
 
 
 def test_options_are_read_by_the_sampling_parameters(target, monkeypatch):
@@ -138,13 +138,21 @@ def test_guidance_can_be_set(target, monkeypatch):
 
 def test_drafters_are_named_and_refused(target, monkeypatch):
     found = results_of(monkeypatch)
-    lines = ["/drafter on", "/drafter model", "/drafter nothing", f"/drafter {pair().draft}", ASKED, "/drafter"]
+    lines = [
+        "/drafter on",
+        "/drafter model",
+        "/drafter nothing",
+        "/depth 4",
+        f"/drafter {pair().draft}",
+        ASKED,
+        "/drafter",
+    ]
     made = dialogue(answerer(target, draft=False), *lines, params=SAMPLED)
     assert made.run() == 1 and sum(found[0].stats.drafted) > 0
     out, err = printed(made)
     assert "/drafter on: no drafter was given; name one, such as /drafter ngram" in err
     assert "/drafter model: no draft model was given; start with --draft DIR" in err
-    assert "unknown drafter 'nothing'" in err and out.count(f"drafter {pair().draft}, depth auto") == 2
+    assert "unknown drafter 'nothing'" in err and out.count(f"drafter {pair().draft}, depth 4") == 2
 
 
 def test_a_drafter_that_cannot_be_made_changes_nothing(target, tmp_path, monkeypatch):
@@ -152,7 +160,7 @@ def test_a_drafter_that_cannot_be_made_changes_nothing(target, tmp_path, monkeyp
     other = checkpoints.nothing_in_common(tmp_path / "other")
     made = dialogue(answerer(target), ASKED, f"/drafter {other}", "/retry", "/drafter")
     assert made.run() == 1 and found[0].token_ids == found[1].token_ids
-    assert "drafter model, depth auto" in printed(made)[0] and sum(found[1].stats.drafted) > 0
+    assert "drafter model, depth 4" in printed(made)[0] and sum(found[1].stats.drafted) > 0
 
 
 REFUSED = {
