@@ -112,7 +112,13 @@ def test_a_password_that_a_browser_adds_for_the_page_of_another_is_not_taken():
     async def check():
         async with serving(api_key="secret") as client:
             body = {"prompt": PROMPT, "max_tokens": 2}
-            for origin, status in ((None, 200), ("http://test", 200), ("https://evil.example", 401), ("null", 401)):
+            for origin, status in (
+                (None, 200),
+                ("http://test", 200),
+                ("https://evil.example", 401),
+                ("null", 401),
+                ("http://[", 401),
+            ):
                 headers = basic("secret") | ({} if origin is None else {"Origin": origin})
                 answer = await client.post("/v1/completions", json=body, headers=headers)
                 assert answer.status_code == status, origin

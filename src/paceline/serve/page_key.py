@@ -3,7 +3,6 @@
 import base64
 import binascii
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from starlette.responses import Response
 from starlette.types import Scope
@@ -35,7 +34,7 @@ def with_bearer(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     if scheme.lower() != b"basic":
         return found
     origin = found.get(b"origin")
-    if origin is not None and urlsplit(origin.decode("latin-1")).netloc.encode("latin-1") != found.get(b"host"):
+    if origin is not None and origin.partition(b"://")[2] != found.get(b"host"):
         return found
     try:
         key = base64.b64decode(given, validate=True).partition(b":")[2]
