@@ -14,6 +14,7 @@ STUDIES = {
     "gpu": "benchmarks.gpu:Gpu",
     "heads": "benchmarks.heads:HeadStudy",
     "inflate": "benchmarks.inflate.command:Inflate",
+    "load": "benchmarks.load:Load",
     "instruction-sets": "benchmarks.instruction_sets:InstructionSets",
     "products": "benchmarks.products:Products",
     "replicas": "benchmarks.replicas:Replicas",

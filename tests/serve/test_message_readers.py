@@ -94,25 +94,21 @@ def test_a_call_that_is_cut_off_has_the_arguments_that_there_were(name):
             assert calls == [(0, "f", text[start : min(length, end)])] and content == ""
 
 
-PIECES = st.sampled_from(
-    [
-        "<tool_call>",
-        "</tool_call>",
-        "<think>",
-        "</think>",
-        "[TOOL_CALLS]",
-        "[",
-        "]",
-        "{",
-        "}",
-        '"',
-        "\\",
-        ", ",
-        "; ",
-        "\n",
-    ]
-    + [" ", "a", '{"name": "f", "arguments": ', '{"name": "g", "parameters": ', "{}", '{"x": 1}', "<", "tool", "th"]
-)
+WORDS = [
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+    "[TOOL_CALLS]",
+    "{}",
+    '{"x": 1}',
+    "tool",
+    "th",
+    ", ",
+    "; ",
+]
+HEADS = ['{"name": "f", "arguments": ', '{"name": "g", "parameters": ']
+PIECES = st.sampled_from([*WORDS, *HEADS, *'[]{}"\\\n a<'])
 
 
 @given(

@@ -7,6 +7,7 @@ import pytest
 from paceline.api import SamplingParams, load
 from paceline.api.build import build_shaped
 from paceline.drafters.tree.shapes import Topology
+from paceline.serve.steps import steps_of as steps_of_pieces
 from tests.api.checkpoints import pair
 from tests.serve.served import PROMPT, engine, events, running, serving, target
 
@@ -80,6 +81,14 @@ def test_accepted_paths_and_what_follows_them_are_the_answer(temperature, tree):
             assert sum(len(step["accepted"]) for found in steps.values() for step in found) > 4
 
     running(check())
+
+
+def test_pieces_of_several_steps_may_come_together():
+    made = engine()
+    stream = made.submit(PROMPT, SamplingParams(max_tokens=24, temperature=0.0), steps=True)
+    pieces = list(stream)
+    check_identities(steps_of_pieces(target().tokenizer, pieces), *stream.results())
+    assert sum(piece.step is not None for piece in pieces) > 4
 
 
 def test_chats_have_steps_too():

@@ -2,7 +2,10 @@
 
 import pytest
 
+from paceline.cli.serve_options import REASONING_PARSERS, TOOL_CALL_PARSERS
+from paceline.serve.reasoning import REASONING_FORMATS
 from paceline.serve.settings import Limits, Settings
+from paceline.serve.tool_formats import TOOL_FORMATS
 from tests.serve.chatting import CHAT, SCHEMA, TOOLS, check_call, gathered, serving, target, token, whole
 from tests.serve.served import events, running
 
@@ -222,6 +225,7 @@ def test_the_format_is_chosen_by_name_or_by_the_template():
             assert "2 tools, at most 1" in response.json()["error"]["message"]
 
     running(check())
+    assert (TOOL_CALL_PARSERS, REASONING_PARSERS) == (tuple(TOOL_FORMATS), tuple(REASONING_FORMATS))
     with pytest.raises(ValueError, match="tool_call_parser='x': give one of hermes"):
         Settings(names=("a",), tool_call_parser="x")
     with pytest.raises(ValueError, match="reasoning_parser='x': give one of deepseek_r1"):

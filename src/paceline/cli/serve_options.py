@@ -11,7 +11,9 @@ from paceline.cli.options import AT_LEAST_1, MODEL, POSITIONAL, ModelOptions, at
 if TYPE_CHECKING:
     from paceline.serve.settings import Limits
 
-NETWORK, LIMITS = Group("Network", sort_key=3), Group("Limits", sort_key=4)
+NETWORK, LIMITS, ANSWERS = Group("Network", sort_key=3), Group("Limits", sort_key=4), Group("Answers", sort_key=5)
+TOOL_CALL_PARSERS = ("hermes", "mistral", "llama3_json", "json")
+REASONING_PARSERS = ("deepseek_r1", "qwen3", "mistral")
 UVICORN_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -111,3 +113,16 @@ MaxModelLen = Annotated[
     Parameter(help="Most tokens of a request, prompt included; the model's context, at most 2048, by default."),
     at_least(2),
 ]
+
+
+@Parameter(name="*", group=ANSWERS)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """How answers of chats are read."""
+
+    tool_call_parser: Annotated[str | None, one_of(TOOL_CALL_PARSERS)] = None
+    """How the model writes calls of tools; by default as its chat template tells."""
+    enable_auto_tool_choice: bool = True
+    """Let the model decide whether it calls a tool; without, requests have to say."""
+    reasoning_parser: Annotated[str | None, one_of(REASONING_PARSERS)] = None
+    """How the model writes reasoning; by default it is part of the text."""

@@ -18,8 +18,8 @@ OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 async def chat_tokens(server: Server, messages: Sequence[Message], **options: Any) -> list[int]:
-    """A chat's token ids; ``options`` are those of ``Tokenizer.chat``. Raises ApiError for messages that are not of
-    text or malformed, and what the template raises.
+    """A chat's token ids; ``options`` are those of ``Tokenizer.chat``. Raises ApiError for messages that are malformed
+    or not of text, and what the template raises.
     """
     plain = [_plain(server, message, f"messages.{number}") for number, message in enumerate(messages)]
     return await asyncio.to_thread(server.tokenizer.chat, plain, **options)
@@ -87,7 +87,8 @@ def _calls(calls: object, param: str) -> list[dict[str, object]]:
             try:
                 arguments = json.loads(arguments or "{}")
             except (ValueError, RecursionError) as error:
-                raise ApiError(400, f"{param}.{number}.function.arguments: no JSON ({error})", param=param) from error
+                reason = f"{param}.{number}.function.arguments: no JSON ({error})"
+                raise ApiError(400, reason, param=param) from error
         if not isinstance(arguments, Mapping):
             raise ApiError(400, f"{param}.{number}.function.arguments: give a JSON object, as a text", param=param)
         found.append({**call, "function": {**function, "arguments": arguments}})

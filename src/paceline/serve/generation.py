@@ -4,7 +4,7 @@ import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -202,27 +202,25 @@ class Answer(ABC):
             chunk = {**head, "choices": [choice]}
             return _event(chunk | ({"usage": usage_of(num_prompt, written)} if counting else {}))
 
-        def changed(own: Sequence[Piece]) -> str:
+        def changed(groups: Iterable[Sequence[Piece]]) -> Iterator[str]:
             nonlocal written
-            written += len(own)
-            number = own[0].index * self.body.n + own[0].sample
-            choice = self.change(number, own)
-            if choice is None:
-                return ""
-            steps = {"steps": steps_of(self.server.tokenizer, own)} if self.body.return_steps else {}
-            return event({"index": number, **choice, **steps})
+            for own in groups:
+                written += len(own)
+                number = own[0].index * self.body.n + own[0].sample
+                change = self.change(number, own)
+                if change is not None:
+                    steps = {"steps": steps_of(self.server.tokenizer, own)} if self.body.return_steps else {}
+                    yield event({"index": number, **change, **steps})
 
         try:
             async with stream:  # left when the client leaves, too
                 for choice in self.opening():
                     yield event(choice)
                 async for pieces in stream:
-                    for own in chunks.add(pieces):
-                        if data := changed(own):
-                            yield data
-                for own in chunks.rest():
-                    if data := changed(own):
-                        yield data
+                    for one in changed(chunks.add(pieces)):
+                        yield one
+                for one in changed(chunks.rest()):
+                    yield one
                 results = await stream.results()
             failed = next((one.error for one in results if one.error is not None), None)
             if failed is not None:

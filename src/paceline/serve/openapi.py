@@ -89,8 +89,20 @@ MESSAGE: Schema = {
     "required": ["role", "content"],
     "properties": {"role": {"const": "assistant"}, "content": {"type": ["string", "null"]}},
 }
+EMPTY, TEXTS = ("/health", "/ping"), ("/metrics",)
+TEXT_OR_NONE: Schema = {"type": ["string", "null"]}
 ANSWERS: dict[str, Schema] = {  # of the routes whose answers are not models of pydantic
     "/version": {"type": "object", "required": ["version"], "properties": {"version": {"type": "string"}}},
+    "/load": {"type": "object", "required": ["server_load"], "properties": {"server_load": {"type": "integer"}}},
+    "/tokenizer_info": {
+        "type": "object",
+        "required": ["tokenizer_class", "eos_token", "model_max_length", "chat_template"],
+        "properties": {
+            **{name: TEXT_OR_NONE for name in ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")},
+            "tokenizer_class": {"type": "string"},
+            "model_max_length": {"type": "integer"},
+        },
+    },
     "/v1/models": {
         "type": "object",
         "required": ["object", "data"],
@@ -111,6 +123,12 @@ ANSWERS: dict[str, Schema] = {  # of the routes whose answers are not models of 
     },
     "/detokenize": {"type": "object", "required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
 }
+
+
+def _pairs(first: Schema, second: Schema, most: int) -> Schema:
+    """The schema of a list of at most so many pairs."""
+    pair = {"type": "array", "prefixItems": [first, second], "minItems": 2, "maxItems": 2}
+    return {"type": "array", "maxItems": most, "items": pair}
 
 
 def sampling_options(settings: Settings) -> dict[str, Schema]:
@@ -142,16 +160,17 @@ def sampling_options(settings: Settings) -> dict[str, Schema]:
         "repetition_penalty": {"type": "number", "minimum": 1 / LARGEST, "maximum": LARGEST},
         "no_repeat_ngram_size": {"type": "integer", "minimum": 0, "maximum": MOST_COUNT},
         "logit_bias": {
-            "type": "object",
-            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
-            "additionalProperties": bias,
-            "maxProperties": limits.token_ids,
+            "anyOf": [
+                {
+                    "type": "object",
+                    "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+                    "additionalProperties": bias,
+                    "maxProperties": limits.token_ids,
+                },
+                _pairs({"anyOf": [token, {"type": "string", "pattern": "^[0-9]{1,10}$"}]}, bias, limits.token_ids),
+            ]
         },
-        "sequence_bias": {
-            "type": "array",
-            "maxItems": limits.sequences,
-            "items": {"type": "array", "prefixItems": [sequence, bias], "minItems": 2, "maxItems": 2},
-        },
+        "sequence_bias": {"anyOf": [_pairs(sequence, bias, limits.sequences), {"type": "object", "maxProperties": 0}]},
         "bad_words": {"anyOf": [text, {"type": "array", "items": text, "maxItems": limits.sequences}]},
         "bad_words_ids": {"type": "array", "items": sequence, "maxItems": limits.sequences},
         "structured_outputs": {
@@ -190,12 +209,22 @@ def _complete(page: Schema, settings: Settings) -> None:
         schemas[name]["not"] = {"anyOf": [{"required": [one]} for one in NOT_TAKEN if one not in own]}
         schemas[name]["additionalProperties"] = {"type": "null"}
         own["n"]["maximum"] = settings.limits.samples
+    for schema in schemas.values():
+        _take_nulls(schema)
     if settings.api_keys:
         page["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         page["security"] = [{"key": []}]
     for path, operations in page["paths"].items():
         for operation in operations.values():
             _complete_operation(path, operation, keyed=bool(settings.api_keys))
+
+
+def _take_nulls(schema: Schema) -> None:
+    """A field that need not be there may be null, which is as if it were not there."""
+    fields: Schema = schema.get("properties", {}) if schema is not ERROR else {}
+    for name, found in fields.items():
+        if name not in schema.get("required", ()) and found and {"type": "null"} not in found.get("anyOf", ()):
+            fields[name] = {"anyOf": [found, {"type": "null"}]}
 
 
 def _complete_operation(path: str, operation: Schema, *, keyed: bool) -> None:
@@ -208,8 +237,10 @@ def _complete_operation(path: str, operation: Schema, *, keyed: bool) -> None:
         answers.setdefault(status, {"description": meaning, "content": error})
     if path in ANSWERS:
         answers["200"]["content"] = {"application/json": {"schema": ANSWERS[path]}}
-    if path == "/health":
+    if path in EMPTY:
         answers["200"].pop("content", None)
+    if path in TEXTS:
+        answers["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
     if "completions" in path:
         stream = {"type": "string", "description": "With stream: events of chunks, the last of which is [DONE]."}
         answers["200"]["content"]["text/event-stream"] = {"schema": stream}

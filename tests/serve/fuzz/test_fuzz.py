@@ -22,4 +22,4 @@ def test_no_bytes_disturb_the_server():
 
 
 def test_the_page_of_the_server_is_true():
-    check_page(12, 3)
+    check_page(12, 3, Tally())

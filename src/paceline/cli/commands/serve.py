@@ -1,5 +1,6 @@
 """``paceline serve``: a model behind the HTTP interface of OpenAI."""
 
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,7 @@ from paceline.cli.draft_options import DraftOptions
 from paceline.cli.options import AT_LEAST_1, DRAFTING, MODEL, LogLevel, Profile, Quiet, check_profile, one_of
 from paceline.cli.progress import waiting
 from paceline.cli.serve_on_ray import RayOptions, serve_on_ray
-from paceline.cli.serve_options import LimitOptions, MaxModelLen, NetworkOptions, ServedModelOptions
+from paceline.cli.serve_options import AnswerOptions, LimitOptions, MaxModelLen, NetworkOptions, ServedModelOptions
 
 if TYPE_CHECKING:
     import socket
@@ -53,6 +54,7 @@ class Serve(Command):
     """Requests that are decoded together; others wait."""
     network: NetworkOptions = field(default_factory=NetworkOptions)
     limits: LimitOptions = field(default_factory=LimitOptions)
+    answers: AnswerOptions = field(default_factory=AnswerOptions)
     enable_per_request_metrics: bool = False
     """Give acceptance and times with every answer. They tell something of the text."""
     stream_interval: Annotated[int | None, AT_LEAST_1] = None
@@ -111,6 +113,9 @@ class Serve(Command):
             per_request_metrics=self.enable_per_request_metrics,
             stream_interval=self.stream_interval,
             return_steps=self.return_steps == "on" or (self.return_steps == "auto" and not keys),
+            tool_call_parser=self.answers.tool_call_parser,
+            enable_auto_tool_choice=self.answers.enable_auto_tool_choice,
+            reasoning_parser=self.answers.reasoning_parser,
             hosts=() if keys else local_names(bound),
             allowed_origins=self.network.allowed_origins,
         )
@@ -132,7 +137,7 @@ class Serve(Command):
                 limits=waits,
                 ready=lambda: None if self.quiet else notes.print(f"Paceline serves {url}/v1 on Ray", soft_wrap=True),
             )
-        with waiting(notes, f"loading {self.model.model or 'the embedded pair'}"):
+        with nullcontext() if self.quiet else waiting(notes, f"loading {self.model.model or 'the embedded pair'}"):
             engine = self.make_engine(drafting)
         app = make_app(engine, settings, **waits)
 

@@ -138,7 +138,12 @@ export function showTooltip(entry) {
   described?.removeAttribute("aria-describedby");
   described = entry.span;
   described.setAttribute("aria-describedby", "tooltip");
-  place(tooltip, entry.span.getClientRects()[0] ?? entry.span.getBoundingClientRect());
+  placeTooltip();
+}
+
+// Beside its token, wherever that has been scrolled to.
+export function placeTooltip() {
+  if (described) place($("tooltip"), described.getClientRects()[0] ?? described.getBoundingClientRect());
 }
 
 function place(tooltip, box) {

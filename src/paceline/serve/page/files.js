@@ -42,7 +42,7 @@ export async function exportRun(run) {
     .replace(/<link rel="icon"[^>]*>\n/, "")
     .replace('<meta charset="utf-8">', () => `<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="${policy}">`)
     .replace(/<link rel="stylesheet"[^>]*>/, () => `<style nonce="${nonce}">\n${style}</style>`)
-    .replace(/<script type="module"[^>]*><\/script>/, () => `<script type="application/json" id="run">${data}</script>\n<script type="module" nonce="${nonce}">\n${bundle(sources)}</script>`);
+    .replace(/<script type="module"[^>]*><\/script>/, () => `<script type="application/json" id="run">${data}<\/script>\n<script type="module" nonce="${nonce}">\n${bundle(sources)}<\/script>`);
   download(nameOf(run, "html"), "text/html", page);
 }
 

@@ -2,9 +2,9 @@
 
 import { $, el, percent, plural, rate } from "./dom.js";
 import { addChunk, figures, newRun } from "./run.js";
-import { about as askAbout, stream } from "./server.js";
+import { askAbout, stream } from "./server.js";
 import { depthChart, speedChart } from "./charts.js";
-import { Answer, hideTooltip, legend } from "./answer.js";
+import { Answer, hideTooltip, legend, placeTooltip } from "./answer.js";
 import { Replay } from "./replay.js";
 import { mode, options, prepare, showMode, systemPrompt } from "./form.js";
 import { embedded, exportRun, openRun, saveRun } from "./files.js";
@@ -224,7 +224,7 @@ function listen() {
     hideTooltip();
     state.busy?.abort();
   });
-  document.addEventListener("scroll", hideTooltip, { passive: true, capture: true });
+  document.addEventListener("scroll", placeTooltip, { passive: true, capture: true });
 }
 
 async function begin() {

@@ -9,7 +9,7 @@ async function refusal(response) {
   }
 }
 
-export async function about() {
+export async function askAbout() {
   const response = await fetch("/page/about");
   if (!response.ok) throw new Error(await refusal(response));
   return response.json();
