@@ -41,6 +41,8 @@ def test_the_package_and_its_names_load_nothing():
     [
         "--help",
         "generate --help",
+        "batch run --help",
+        "batch run in.jsonl out.jsonl --model /nowhere",
         "chat --help",
         "generate --model /nowhere x",
         "generate --model TARGET --draft ./nowhere x",

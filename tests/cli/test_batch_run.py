@@ -144,6 +144,7 @@ def test_options_are_refused_before_anything_is_read(source, tmp_path, capsys):
     for words, message in (
         ([source, source], "is another file of this run"),
         ([source, tmp_path / "out.jsonl", "--errors", tmp_path / "out.jsonl"], "is another file of this run"),
+        ([source, tmp_path / "out.jsonl", "--workers", "2"], "without --ray: give --ray ADDRESS"),
         ([source, "-"], "give files, so that an interrupted run can be resumed"),
         ([tmp_path / "none.jsonl", tmp_path / "out.jsonl"], "no such file; give a file of requests"),
         ([source, tmp_path / "no" / "out.jsonl"], "OUTPUT .* no such directory"),

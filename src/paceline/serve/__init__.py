@@ -1,9 +1,12 @@
-"""The server: an engine behind the HTTP interface of OpenAI."""
+"""The server: an engine behind the HTTP interface of OpenAI. Files of requests are answered without HTTP."""
 
 from importlib.util import find_spec
 
-_missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]
-if _missing:
-    raise ValueError(
-        f"paceline serve needs {' and '.join(_missing)}, not installed here: run pip install 'paceline[serve]'"
-    )
+
+def check_installed() -> None:
+    """Raise ValueError where the extra is missing that HTTP needs."""
+    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"paceline serve needs {' and '.join(missing)}, not installed here: run pip install 'paceline[serve]'"
+        )

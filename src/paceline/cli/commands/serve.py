@@ -72,8 +72,10 @@ class Serve(Command):
         drafting.check()
         self._check()
         self.on_ray.check(self.network)
+        from paceline.serve import check_installed
         from paceline.serve.network import bind, check_certificate, read_keys
 
+        check_installed()
         keys = read_keys(self.network.api_key, self.network.api_key_file)
         check_certificate(self.network.ssl_keyfile, self.network.ssl_certfile)
         with bind(self.network.host, self.network.port, has_key=bool(keys)) as bound:
