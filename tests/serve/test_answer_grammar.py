@@ -64,4 +64,15 @@ def test_what_is_allowed_is_read_as_text_or_as_valid_calls(form, required, begin
         assert len(parts.calls) >= required and (seed % 2 or len(parts.calls) <= 1), text
         assert not required or not parts.content.strip(), text
         counts.add(len(parts.calls))
-    assert counts - {0} and (required or 0 in counts or form in ("llama3_json", "json"))
+    decides = not required and not TOOL_FORMATS[form].marked  # the whole opening of a call is never drawn by chance
+    assert decides or counts - {0}
+    assert required or 0 in counts
+
+
+@pytest.mark.parametrize("form", TOOL_FORMATS)
+def test_text_cannot_have_a_mark_however_it_is_spelled(form):
+    grammar, _, _ = made(form, required=False, parallel=True)
+    mark = TOOL_FORMATS[form].mark
+    for text, taken in (("say " * 5, True), (mark[:-1], True), (f"{mark}zz", False)):
+        state = grammar.begin(())
+        assert all(state.advance(target().tokenizer.encode(letter)[0]) for letter in text) == taken, text

@@ -60,8 +60,8 @@ def test_a_call_that_the_model_decides_on_is_valid(parser):
             # Left alone, this model writes text, and the grammar changes nothing of it.
             ascii_tokens = [token(chr(code)) for code in range(97, 123)]  # UTF-8, which this model does not keep to
             plain = {**CHAT, "n": 3, "max_tokens": 12, "allowed_token_ids": ascii_tokens}
-            told = {**plain, "tools": TOOLS, "tool_choice": "none"}
-            assert whole(await asked(client, {**told, "tool_choice": "auto"})) == whole(await asked(client, told))
+            without = {**plain, "tools": TOOLS, "tool_choice": "none"}
+            assert whole(await asked(client, {**without, "tool_choice": "auto"})) == whole(await asked(client, without))
 
     running(check())
 
