@@ -1,5 +1,8 @@
 """What further workers of a cluster add: the same requests by one and by several engines of one thread each."""
 
+# Ray is an extra, and its decorators have no types.
+# pyright: reportMissingImports=false
+
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

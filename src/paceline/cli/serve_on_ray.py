@@ -1,5 +1,8 @@
 """``paceline serve --ray``: replicas of the server on a Ray cluster. Loads no Ray until it is asked for."""
 
+# Ray is an extra, and its decorators have no types.
+# pyright: reportMissingImports=false, reportArgumentType=false
+
 import signal
 import threading
 from collections.abc import Callable

@@ -2,6 +2,10 @@
 that begin alike go to the same replica, which has read their beginning; ``/metrics`` has the lines of all.
 """
 
+# Ray is an extra, and its decorators have no types.
+# pyright: reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportFunctionMemberAccess=false, reportAttributeAccessIssue=false
+
 import asyncio
 import hashlib
 import json

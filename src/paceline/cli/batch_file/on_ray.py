@@ -2,6 +2,9 @@
 engine, starts a lost worker anew and gives its blocks to it or to others.
 """
 
+# Ray is an extra, and its decorators have no types.
+# pyright: reportMissingImports=false
+
 import asyncio
 import json
 import logging
