@@ -132,7 +132,7 @@ def test_probabilities_are_the_models():
     running(check())
 
 
-def test_the_drafters_probabilities_are_told_where_it_records_them():
+def test_the_drafters_probabilities_are_reported_where_it_records_them():
     async def check():
         async with serving(steps=True, verifier="rejection") as client:
             _, steps, _ = await steps_of(client, BODY)
@@ -163,7 +163,7 @@ def test_a_request_may_draft_less_or_nothing_and_its_tokens_stay():
     running(check())
 
 
-def test_steps_are_told_only_where_the_server_may_and_only_to_those_who_ask():
+def test_steps_are_reported_only_where_the_server_may_and_only_to_those_who_ask():
     async def check():
         for allowed in (False, True):
             async with serving(steps=allowed) as client:

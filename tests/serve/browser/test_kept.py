@@ -23,7 +23,7 @@ def test_a_saved_run_is_opened_as_it_was(opened, tmp_path):
     found.generate(max_tokens=24)
     file = found.downloaded("#save", tmp_path)
     saved = json.loads(file.read_text())
-    text, steps, reason = found.told()
+    text, steps, reason = found.reported()
     assert (saved["text"], saved["steps"], saved["finish_reason"]) == (text, steps, reason)
     assert saved["request"]["seed"] == 7 and saved["format"] == "paceline-run"
     before = picture(found)

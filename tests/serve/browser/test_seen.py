@@ -21,7 +21,7 @@ def shown(opened):
 
 
 def test_tokens_have_the_colours_of_who_chose_them(shown):
-    text, steps, _ = shown.told()
+    text, steps, _ = shown.reported()
     tokens = [token for step in steps for token in step["tokens"]]
     classes = {"drafted": "by-draft-0", "corrected": "by-corrected", "bonus": "by-bonus", "plain": "by-plain"}
     found = shown.tokens()
@@ -41,7 +41,7 @@ def test_tokens_have_the_colours_of_who_chose_them(shown):
 
 
 def test_hovering_tells_probability_depth_and_step(shown):
-    _, steps, _ = shown.told()
+    _, steps, _ = shown.reported()
     number = 0
     for at, step in enumerate(steps[:6]):
         for depth, token in enumerate(step["tokens"], 1):
@@ -64,8 +64,8 @@ def test_hovering_tells_probability_depth_and_step(shown):
     assert not shown.page.locator("#tooltip").is_visible()
 
 
-def test_every_step_of_the_slider_has_the_tree_that_the_server_told(shown):
-    _, steps, _ = shown.told()
+def test_every_step_of_the_slider_has_the_tree_that_the_server_reported(shown):
+    _, steps, _ = shown.reported()
     assert int(shown.page.get_attribute("#slider", "max")) == len(steps) - 1 >= 8
     assert shown.page.locator("#strip [data-step]").count() == len(steps)
     for at, step in enumerate(steps):
@@ -104,7 +104,7 @@ def test_no_box_of_a_tree_lies_on_another(shown):
 
 
 def test_charts_show_the_servers_figures(shown):
-    _, steps, _ = shown.told()
+    _, steps, _ = shown.reported()
     wanted = {}
     for step in steps:
         depths = [0]
@@ -140,7 +140,7 @@ def test_drafts_are_as_deep_as_asked_and_can_be_off(opened):
     found = opened()
     found.page.locator("#depth").fill("1")
     found.generate()
-    _, steps, _ = found.told()
+    _, steps, _ = found.reported()
     assert found.page.locator("#depths tr").count() == 1
     assert int(found.page.get_attribute("#slider", "max")) == len(steps) - 1
     text = [text for _, text in found.tokens()]

@@ -74,7 +74,7 @@ def test_everything_can_be_done_by_keyboard(opened):
     found.page.wait_for_selector("#stop:not([hidden])")
     found.wait()
     found.page.locator('.answer [tabindex="0"]').focus()
-    _, steps, _ = found.told()
+    _, steps, _ = found.reported()
     active = "Number(document.activeElement.dataset.token)"
     for key, wanted in (("ArrowRight", 1), ("ArrowLeft", 0), ("ArrowDown", len(steps[0]["tokens"])), ("ArrowUp", 0)):
         keys.press(key)
@@ -99,7 +99,7 @@ def test_everything_can_be_done_by_keyboard(opened):
 def test_replay_plays_to_the_end(opened):
     found = opened()
     found.generate(max_tokens=12)
-    _, steps, _ = found.told()
+    _, steps, _ = found.reported()
     found.page.click("#play")
     assert found.page.text_content("#replay-title") == f"Step 1 of {len(steps)}"
     assert found.page.text_content("#play") == "Pause"

@@ -108,7 +108,7 @@ class Watched:
         self.page.wait_for_selector("#go:not([hidden])", timeout=60_000)
         self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
-    def told(self):
+    def reported(self):
         """What the server told the page last: text, steps and reason."""
         return read(self.recorder.last)
 
