@@ -24,6 +24,7 @@ from paceline.api.results import Piece, Result
 from paceline.api.sampling_options import SamplingOptions, with_options
 from paceline.api.submissions import Observer, Silent, Submission, fulfil
 from paceline.api.values import count as counted
+from paceline.core.constraint import Constraint
 
 logger = logging.getLogger("paceline")
 T = TypeVar("T")
@@ -107,6 +108,8 @@ class AsyncEngine:
         timeout: float | None = None,
         draft_store: str | None = None,
         num_draft_tokens: int | None = None,
+        constraints: Sequence[Constraint] = (),
+        keep_scores: bool = False,
         **options: Unpack[SamplingOptions],
     ) -> AsyncStream:
         """Queue prompts as ``Engine.submit`` does, which has the arguments; texts are encoded in another thread.
@@ -128,9 +131,9 @@ class AsyncEngine:
         self._pending += 1
         try:
             params = with_options(self.submit, params, options)
-            store = client if draft_store is None else draft_store
-            prepare = partial(self.engine.prepare, draft_store=store, num_draft_tokens=num_draft_tokens)
-            prepared = await asyncio.to_thread(prepare, prompts, params)
+            prepare = partial(self.engine.prepare, constraints=constraints, keep_scores=keep_scores)
+            prepare = partial(prepare, draft_store=client if draft_store is None else draft_store)
+            prepared = await asyncio.to_thread(prepare, prompts, params, num_draft_tokens=num_draft_tokens)
             self._check_open()
             self._numbers += 1
             deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -313,7 +316,5 @@ class AsyncEngine:
     def _deliver(
         self, number: int, pieces: Sequence[Piece], results: list[Result] | None, error: Exception | None
     ) -> None:
-        ended = results is not None or error is not None
-        stream = self._streams.pop(number, None) if ended else self._streams.get(number)
-        if stream is not None:
+        if stream := (self._streams.get if results is None and error is None else self._streams.pop)(number, None):
             stream.deliver(pieces, results, error)

@@ -202,6 +202,8 @@ class Engine:
         prompts: Prompts | Sequence[EncodedPrompt],
         params: ParamsLike = None,
         *,
+        constraints: Sequence[Constraint] = (),
+        keep_scores: bool = False,
         draft_store: str = "",
         num_draft_tokens: int | None = None,
     ) -> list[Prepared]:
@@ -212,6 +214,8 @@ class Engine:
             prompts,
             params,
             None,
+            constraints,
+            keep_scores=keep_scores,
             draft_store=draft_store,
             num_draft_tokens=num_draft_tokens,
         )

@@ -24,6 +24,7 @@ from paceline.serve.replies import spelled
 from paceline.serve.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from paceline.serve.settings import Settings
 from paceline.serve.status import add_status_routes
+from paceline.serve.transcriptions import add_transcription_routes
 
 
 def make_app(
@@ -57,6 +58,7 @@ def make_app(
     add_handlers(app)
 
     add_status_routes(app, server)
+    add_transcription_routes(app, server)
     add_metrics_route(app, served, counters, model=settings.names[0])
 
     @app.get("/v1/models")
