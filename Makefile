@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters bench-corrections bench-speech experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads zoo zoo-train clean
+.PHONY: page demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters bench-corrections bench-speech experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads zoo zoo-train clean clients bench-load
 
 $(RUNS): pyproject.toml constraints.txt demo/pyproject.toml
 	@echo "Installing Paceline, PyTorch and the embedded models into $(VENV): about a minute, and what is to be downloaded"
@@ -186,10 +186,22 @@ mutants: $(STAMP)  ## Break the shipped code in known ways and see which test no
 	$(BIN)/python -m tests.mutants
 
 slow: $(STAMP)  ## The slow tests that no other target runs, and the cases that each_value and one_in leave out
-	$(BIN)/python -m pytest -n auto --dist worksteal -m slow --ignore tests/packaging --ignore tests/mutants
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow --ignore tests/packaging --ignore tests/mutants --ignore tests/serve/browser
 
-fuzz: $(STAMP)  ## Two thousand batches of made-up sampling options, each token judged; fresh every time (some minutes)
+page: $(STAMP)  ## The page of the server in Chromium (apt install chromium), its pictures compared; PACELINE_PICTURES=write makes those anew
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group page
+	$(BIN)/python -m pytest -m slow tests/serve/browser
+
+fuzz: $(STAMP)  ## Two thousand batches of made-up sampling options, each token judged, and ten thousand requests to the server; fresh every time (some minutes)
 	$(BIN)/python -m tests.fuzz
+	$(BIN)/python -m tests.serve.fuzz
+
+clients: $(STAMP)  ## Programs of others against `paceline serve`, each in a venv of its own under build/clients (downloads some GB)
+	$(BIN)/python -m tests.clients
+
+bench-load: $(STAMP) $(MODELS)/target-200M  ## Thirty-two clients for twenty minutes, every answer compared; rates beside the engine's and vLLM's (docs/benchmarks.md)
+	$(BIN)/python -m benchmarks load --output $(REPORTS)/load.jsonl
+	$(BIN)/python -m benchmarks load $(LARGE) --dtype bfloat16 --minutes 0 --output $(REPORTS)/load-200M.jsonl
 
 wheel: $(STAMP)  ## The wheel of this platform, with the CPU kernel for every instruction set (about a minute)
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

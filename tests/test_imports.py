@@ -41,12 +41,18 @@ def test_the_package_and_its_names_load_nothing():
     [
         "--help",
         "generate --help",
+        "batch run --help",
+        "batch run in.jsonl out.jsonl --model /nowhere",
+        "chat --help",
         "generate --model /nowhere x",
         "generate --model TARGET --draft ./nowhere x",
         "inspect /nowhere",
+        "chat /nowhere",
         "demo --target /nowhere --draft /nowhere",
         "bench --target ./nowhere",
         "roofline --model ./nowhere",
+        "serve --help",
+        "serve ./nowhere",
     ],
 )
 def test_help_and_a_mistyped_path_load_no_torch(words):

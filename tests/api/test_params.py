@@ -132,6 +132,22 @@ REFUSED = [
     (dict(filter_order="openai"), "filter_order='openai': give 'transformers' or 'vllm'"),
     (dict(negative_prompt="no"), "negative_prompt='no' with guidance_scale=1: give a guidance_scale other than 1"),
     (dict(guidance_scale=float("nan")), "guidance_scale=nan: give a finite number"),
+    (dict(temperature=10**400), "temperature is an integer above"),
+    (
+        dict(temperature=1e-320),
+        r"temperature=1e-320: give a finite number of at least 0 \(0 is greedy\), others from 1e-30",
+    ),
+    (dict(top_k=2**31), "top_k=2147483648: give at most 2147483647"),
+    (dict(no_repeat_ngram_size=2**31), "no_repeat_ngram_size=2147483648: give 0"),
+    (
+        dict(stop_token_ids=[2**31]),
+        r"stop_token_ids=\[2147483648\]: give token ids of at least 0, and at most 2147483647",
+    ),
+    (dict(logit_bias={2**31: 1.0}), "logit_bias: token id 2147483648; give ids of at least 0, and at most"),
+    (dict(logit_bias={"\u0663": 1.0}), "logit_bias='\u0663': give an integer"),
+    (dict(logit_bias={5: 1e31}), r"logit_bias\[5\]=1e\+31: give a finite bias.*from -1e\+30"),
+    (dict(repetition_penalty=1e-320), "repetition_penalty=1e-320: give a finite number above 0, from 1e-30"),
+    (dict(guidance_scale=1e31), r"guidance_scale=1e\+31: give a finite number"),
     (dict(negative_prompt=[], guidance_scale=2), r"negative_prompt=\[\]: give a text or token ids"),
 ]
 

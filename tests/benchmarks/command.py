@@ -33,6 +33,7 @@ SMALL = {
     "resume": (*PAIR[:2], *"--exit 1,2 --batch 1,3 --context 9 --k 2 --num-steps 3 --dtype float64".split()),
     "sampling-cost": (*PAIR, *QUICK, *"--dtype float32 --rows 1 --k 0,2".split()),
     "scaling": (*PAIR, *QUICK, *"--rows 1,3 --nodes 1,4 --context 8,600 --length 5 --prompt 9".split()),
+    "load": (*PAIR, *"--minutes 0 --streams 2 --num-tokens 8 --repeats 2".split()),
     "serving": (*PAIR, *"--num-tokens 8 --repeats 2 --starts 1".split()),
     "verifier-cost": (*QUICK, *"--quick --k 1,3 --rows 1,3".split()),
     "verifier-ranking": (

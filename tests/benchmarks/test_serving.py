@@ -52,7 +52,7 @@ def test_texts_that_differ_are_a_fault_and_no_figure():
         sides.connection.close()
 
 
-def test_a_server_that_does_not_start_is_told_of(tmp_path):
+def test_a_server_that_does_not_start_is_reported(tmp_path):
     words = serving.words_of([tmp_path / "none", tmp_path / "none"], serving.NONE, "float32")
     with pytest.raises(RuntimeError, match="no such model directory"):
         serving.start(words)

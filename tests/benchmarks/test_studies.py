@@ -31,6 +31,7 @@ KEPT = (
     "drafters",
     "gpu",
     "heads",
+    "load",
     "resume",
     "sampling-cost",
     "scaling",
@@ -38,7 +39,7 @@ KEPT = (
     "verifier-cost",
     "verifier-ranking",
 )
-MODELS = ("batched", "controller", "drafters", "gpu", "heads", "serving", "verifier-ranking")
+MODELS = ("batched", "controller", "drafters", "gpu", "heads", "load", "serving", "verifier-ranking")
 
 
 def report_of(raw, folder):

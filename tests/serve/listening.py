@@ -13,9 +13,12 @@ from tests.serve.served import engine
 
 
 @contextmanager
-def listening(*, drain_seconds=20.0, limits=None, settings=None, **options):
-    """The process, its address and what it said. It is ended by a signal, if the test has not done so."""
-    app = make_app(engine(**options), Settings(names=("tiny",), limits=limits or Limits(), **(settings or {})))
+def listening(app=None, *, drain_seconds=20.0, limits=None, settings=None, **options):
+    """The process of ``app`` or of one of the tiny pair, its address and what it said. It is ended by a signal, if the
+    test has not done so.
+    """
+    if app is None:
+        app = make_app(engine(**options), Settings(names=("tiny",), limits=limits or Limits(), **(settings or {})))
     ready, said = threading.Event(), []
     with bind("127.0.0.1", 0, has_key=False) as bound:
         process = Process(

@@ -28,13 +28,14 @@ def engine(**options):
 
 
 @asynccontextmanager
-async def serving(*, limits=None, api_key=None, metrics=False, **options):
+async def serving(*, limits=None, api_key=None, metrics=False, steps=False, **options):
     """A client of a server that runs."""
     settings = Settings(
         names=("tiny", "alias"),
         api_keys=(api_key,) if api_key else (),
         limits=limits or Limits(),
         per_request_metrics=metrics,
+        return_steps=steps,
     )
     served = {name: options.pop(name) for name in ("max_waiting",) if name in options}
     app = make_app(engine(**options), settings, **served)

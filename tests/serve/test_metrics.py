@@ -63,6 +63,7 @@ def test_counts_agree_with_each_other_and_with_what_each_answer_says():
             after = drafts(await scraped(client))
             one = again["metrics"]["speculative_decoding"]
             assert one["num_draft_tokens"] == after[1] - drafts(before)[1] > 0
+            assert again["metrics"]["mean_itl_ms"] > 0 and again["metrics"]["tokens_per_second"] > 0
             assert one["num_accepted_draft_tokens"] == after[2] - drafts(before)[2] > 0
             assert sum(one["num_draft_tokens"] for one in said) < drafted  # the two of n=2 are counted, too
             usages = [one["usage"] for one in answers]
@@ -86,12 +87,12 @@ def test_counts_agree_with_each_other_and_with_what_each_answer_says():
 def test_what_runs_and_what_the_controller_chose_can_be_seen():
     async def check():
         async with serving(num_draft_tokens="auto", batch_size=2) as client:
-            body = {"prompt": PROMPT, "max_tokens": 450, "ignore_eos": True}
+            body = {"prompt": PROMPT, "max_tokens": 300, "ignore_eos": True}
             tasks = [asyncio.create_task(events(client, "/v1/completions", body)) for _ in range(3)]
             found = {}
-            while not found.get(("vllm:num_requests_running",)) == 2:
+            while not (found.get(("vllm:num_requests_running",)) == 2 and found[("vllm:num_requests_waiting",)] == 1):
                 found = await scraped(client)
-            assert found[("vllm:num_requests_waiting",)] == 1 and 0 < found[("vllm:kv_cache_usage_perc",)] <= 1
+            assert 0 < found[("vllm:kv_cache_usage_perc",)] <= 1
             assert (await client.get("/load")).json() == {"server_load": 3}
             await asyncio.gather(*tasks)
             found = await scraped(client)

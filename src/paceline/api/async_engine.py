@@ -19,7 +19,7 @@ from paceline.api.async_streams import AsyncStream, DeadlineError, DrainingError
 from paceline.api.engine import Engine
 from paceline.api.fair_queue import FairQueue
 from paceline.api.prompts import EncodedPrompt, Prompts
-from paceline.api.requests import ParamsLike
+from paceline.api.requests import ParamsLike, RequestOptions
 from paceline.api.results import Piece, Result
 from paceline.api.sampling_options import SamplingOptions, with_options
 from paceline.api.submissions import Observer, Silent, Submission, fulfil
@@ -107,6 +107,7 @@ class AsyncEngine:
         client: str = "",
         timeout: float | None = None,
         draft_store: str | None = None,
+        steps: bool = False,
         num_draft_tokens: int | None = None,
         constraints: Sequence[Constraint] = (),
         keep_scores: bool = False,
@@ -116,6 +117,7 @@ class AsyncEngine:
 
         - ``priority`` (0): smaller ones get rows first.
         - ``client`` (""): whose request it is, for fairness; and what it copies from, unless ``draft_store`` is given.
+        - ``steps`` (False) and ``num_draft_tokens`` (None): as in ``Engine.submit``.
         - ``timeout`` (None): seconds from now after which it ends with DeadlineError.
 
         Raises ValueError and TypeError as ``Engine.submit`` does, OverloadedError and DrainingError, and EngineError
@@ -131,9 +133,9 @@ class AsyncEngine:
         self._pending += 1
         try:
             params = with_options(self.submit, params, options)
-            prepare = partial(self.engine.prepare, constraints=constraints, keep_scores=keep_scores)
-            prepare = partial(prepare, draft_store=client if draft_store is None else draft_store)
-            prepared = await asyncio.to_thread(prepare, prompts, params, num_draft_tokens=num_draft_tokens)
+            more = RequestOptions(steps=steps, num_draft_tokens=num_draft_tokens, keep_scores=keep_scores)
+            more["draft_store"] = client if draft_store is None else draft_store
+            prepared = await asyncio.to_thread(partial(self.engine.prepare, prompts, params, constraints, **more))
             self._check_open()
             self._numbers += 1
             deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -193,7 +195,7 @@ class AsyncEngine:
         if not self.alive:
             raise EngineError("the engine's thread does not run: enter the AsyncEngine with `async with`")
 
-    # What follows runs in the engine's thread.
+    # What follows runs in the engine's thread; from ``_finish`` on, in the event loop.
 
     def _run(self, num_threads: int) -> None:
         assert self._loop is not None and self._ended is not None
@@ -299,8 +301,6 @@ class AsyncEngine:
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(order, *arguments)
-
-    # And this in the event loop.
 
     def _finish(self, reason: str) -> None:
         """The thread has ended: so have the requests that it left, or never saw."""

@@ -7,9 +7,11 @@ from typing import TypeAlias, final
 from paceline.api.params import SamplingParams
 from paceline.api.results import FinishReason, Piece, Result, Source, sources_of
 from paceline.api.score import PromptScore
+from paceline.api.steps import Step
 from paceline.core.logprobs import TokenLogprobs
 from paceline.core.stats import Summary
 from paceline.core.step import Finish
+from paceline.core.step_drafts import DraftTree
 from paceline.engine.costs import DepthCost
 from paceline.engine.outputs import RequestStats, StepOutput
 from paceline.engine.watch import Speed
@@ -24,7 +26,8 @@ Criterion: TypeAlias = Callable[[Sequence[int]], bool]  # token ids so far to wh
 class Completion:
     """Decodes the tokens of every step to text, and ends at the first stop string or where ``criterion`` is true.
 
-    ``sequence`` is the engine's list of prompt and output tokens, which only the engine changes.
+    ``sequence`` is the engine's list of prompt and output tokens, which only the engine changes. Of steps whose draft
+    is reported, corrections have its ``rejected`` text and last pieces their ``step``, as asked for.
     """
 
     def __init__(
@@ -38,6 +41,8 @@ class Completion:
         tokenizer: Tokenizer | None,
         origins: Sequence[str],
         criterion: Criterion | None = None,
+        rejected: bool = False,
+        steps: bool = False,
     ) -> None:
         self.index, self.sample, self.sequence, self.params, self.seed = index, sample, sequence, params, seed
         self._num_prompt, self._num = len(sequence), 0  # tokens of the prompt, and of the completion
@@ -45,6 +50,7 @@ class Completion:
         self.error: str | None = None  # no exception: its traceback would keep caches and logits
         self._stop_reason: int | str | None = None
         self._origins, self._criterion, self._tokenizer = origins, criterion, tokenizer
+        self._rejected, self._steps, self._num_steps = rejected, steps, 0
         self._stream: TextStream | None = None
         if tokenizer is not None and params.detokenize:
             self._stream = TextStream(tokenizer=tokenizer, prompt=sequence, skip_special=params.skip_special_tokens)
@@ -56,9 +62,10 @@ class Completion:
         # Of the last step: tokens, accepted draft tokens, tokens kept.
         self._trim: tuple[int, int, int] | None = None
 
-    def take(self, output: StepOutput) -> list[Piece]:
-        """The pieces of one step's tokens; sets ``finish_reason`` if the output ends."""
+    def take(self, output: StepOutput, speed: Callable[[], Speed | None] = lambda: None) -> list[Piece]:
+        """The pieces of one step's tokens; sets ``finish_reason`` if the output ends. ``speed`` is asked for a step."""
         pieces: list[Piece] = []
+        self._num_steps += 1
         sources = sources_of(output)
         for at, token in enumerate(output.token_ids):
             last = at == len(output.token_ids) - 1
@@ -75,11 +82,15 @@ class Completion:
             if self.finish_reason is not None:
                 text += self._flush()
             self._text.append(text)
-            rejected = self._rejected_text(output.rejected) if sources[at] is Source.CORRECTED else ""
+            rejected = ""
+            if self._rejected and output.draft is not None and sources[at] is Source.CORRECTED:
+                rejected = self._rejected_text(output.draft.rejected)
             pieces.append(self._piece(text, output.logprobs[at] if output.logprobs else None, rejected))
             if self.finish_reason is not None:
                 self._trim = (len(output.token_ids), output.num_accepted, at + 1)
                 break
+        if self._steps and output.draft is not None:
+            pieces[-1] = replace(pieces[-1], step=self._step(output, output.draft, len(pieces), speed()))
         return pieces
 
     def cancel(self, error: str | None = None) -> None:
@@ -170,6 +181,19 @@ class Completion:
         before = self.sequence[: self._num_prompt + self._num - 1]
         stream = TextStream(tokenizer=self._tokenizer, prompt=before[-CONTEXT:], skip_special=False)
         return "".join(map(stream.push, tokens)) + stream.flush()
+
+    def _step(self, output: StepOutput, draft: DraftTree, kept: int, speed: Speed | None) -> Step:
+        """What was done in a step, ``kept`` tokens of which came into the output."""
+        return Step(
+            number=self._num_steps,
+            tokens=tuple(output.token_ids[:kept]),
+            draft=replace(draft, path=draft.path[:kept]),
+            drafters=(None, *(self._origins[origin] for origin in draft.origins[1:])),
+            no_draft=output.no_draft,
+            seconds=output.seconds,
+            num_rows=output.num_rows,
+            speed=speed,
+        )
 
     def _piece(self, text: str, logprob: TokenLogprobs | None, rejected: str) -> Piece:
         return Piece(

@@ -16,7 +16,7 @@ from paceline.api.drafter_like import DrafterLike, VerifierLike
 from paceline.api.loading import ops_of, runnable
 from paceline.api.profiles import ProfileLike, begin_with, check_profile
 from paceline.api.prompts import EncodedPrompt, Prompts
-from paceline.api.requests import ParamsLike, Prepared, prepare
+from paceline.api.requests import ParamsLike, Prepared, RequestOptions, prepare
 from paceline.api.results import Piece, Result
 from paceline.api.sampling_options import SamplingOptions, with_options
 from paceline.api.score import PromptScore
@@ -157,8 +157,9 @@ class Engine:
         keep_scores: bool = False,
         rules: Sequence[Constraint] = (),
         rejected: bool = False,
-        draft_store: str = "",
+        steps: bool = False,
         num_draft_tokens: int | None = None,
+        draft_store: str = "",
         **options: Unpack[SamplingOptions],
     ) -> Stream:
         """Queue one prompt or several and return their stream.
@@ -172,6 +173,8 @@ class Engine:
           name for them.
         - ``rejected`` (False): whether ``Piece.rejected`` has the text of the draft tokens that were rejected. Steps of
           such prompts are not recorded on a GPU, and so are slower.
+        - ``steps`` (False): whether a step's last ``Piece`` has its ``step``, with the whole draft; slower, too.
+        - ``num_draft_tokens`` (None, as the engine drafts): that a step drafts for these prompts at most, or 0.
         - ``name`` (None): the name of these prompts in logs; None numbers all prompts submitted so far, from 0.
         - ``draft_store`` (""): the name of the outputs that drafters may copy from, and that these are added to.
           Requests of different tenants belong in different ones, as speed tells what was asked before.
@@ -183,42 +186,27 @@ class Engine:
         Raises ValueError naming the prompt or parameter, and TypeError for unknown names, before anything is queued.
         """
         params = with_options(self.submit, params, options)
-        prepared = prepare(
-            self.target,
-            self.decoder,
-            prompts,
-            params,
-            criterion,
-            (*constraints, *rules),
+        asked = RequestOptions(
             rejected=rejected,
+            steps=steps,
+            num_draft_tokens=num_draft_tokens,
             keep_scores=keep_scores,
             draft_store=draft_store,
-            num_draft_tokens=num_draft_tokens,
         )
+        prepared = prepare(self.target, self.decoder, prompts, params, criterion, (*constraints, *rules), **asked)
         return self.enqueue(prepared, name=name)
 
     def prepare(
         self,
         prompts: Prompts | Sequence[EncodedPrompt],
         params: ParamsLike = None,
-        *,
         constraints: Sequence[Constraint] = (),
-        keep_scores: bool = False,
-        draft_store: str = "",
-        num_draft_tokens: int | None = None,
+        **more: Unpack[RequestOptions],
     ) -> list[Prepared]:
-        """Encode prompts and check parameters for ``enqueue``, in any thread. Raises as ``submit`` does."""
-        return prepare(
-            self.target,
-            self.decoder,
-            prompts,
-            params,
-            None,
-            constraints,
-            keep_scores=keep_scores,
-            draft_store=draft_store,
-            num_draft_tokens=num_draft_tokens,
-        )
+        """Encode prompts and check parameters for ``enqueue``, in any thread; arguments and errors are those of
+        ``submit``.
+        """
+        return prepare(self.target, self.decoder, prompts, params, None, constraints, **more)
 
     def enqueue(self, prepared: Sequence[Prepared], *, name: str | None = None) -> Stream:
         """Queue what ``prepare`` returned and return its stream."""
@@ -247,7 +235,7 @@ class Engine:
                 if output.error is not None:
                     entry.completion.cancel(str(output.error))
                 else:
-                    entry.pieces.extend(entry.completion.take(output))
+                    entry.pieces.extend(entry.completion.take(output, lambda: self.speed))
             except Exception as error:  # ends this request alone
                 entry.completion.cancel(str(error))
             if entry.completion.error is not None:

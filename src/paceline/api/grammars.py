@@ -64,11 +64,7 @@ def closing(target: Loaded, params: SamplingParams, criterion: Criterion | None)
 def _compile(asked: StructuredOutputs, tokenizer: Tokenizer, ends: frozenset[int]) -> TextGrammar:
     try:
         spelling = spelling_of(tokenizer)
-        value = getattr(asked, asked.kind)
-        spaces: dict[str, object] = {"whitespace_flexible": False} if asked.disable_any_whitespace else {}
-        if asked.whitespace_pattern is not None:
-            spaces["whitespace_pattern"] = asked.whitespace_pattern
-        definition = describe(asked.kind, value, spaces=spaces)
+        definition = describe(asked.kind, getattr(asked, asked.kind), spaces=asked.spaces)
         grammar = TextGrammar(definition=definition, spelling=spelling, ends=ends)
     except ValueError as error:
         raise ValueError(f"structured_outputs: {asked.kind}: {error}") from error

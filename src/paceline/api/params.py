@@ -294,7 +294,8 @@ READERS: dict[str, values.Reader] = {
     "bad_words_ids": values.token_lists,
     "allowed_token_ids": values.some_ids,
     "guidance_scale": values.number(
-        lambda value: abs(value) <= values.LARGEST, f"a finite number (1 is off), from -{values.LARGEST:g} to {values.LARGEST:g}"
+        lambda value: abs(value) <= values.LARGEST,
+        f"a finite number (1 is off), from -{values.LARGEST:g} to {values.LARGEST:g}",
     ),
     "negative_prompt": values.text_or_ids,
     "filter_order": values.word(*FILTER_ORDERS),

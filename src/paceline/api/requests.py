@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, TypedDict, Unpack
 
 from paceline.api.completion import Completion, Criterion
 from paceline.api.grammars import closing, constraints_of
@@ -24,6 +24,16 @@ ParamsLike: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 Prepared: TypeAlias = tuple[Request, Completion]
 
 
+class RequestOptions(TypedDict, total=False):
+    """What ``Engine.submit`` is told of its prompts beside their parameters."""
+
+    rejected: bool
+    steps: bool
+    num_draft_tokens: int | None
+    keep_scores: bool
+    draft_store: str
+
+
 def prepare(
     target: Loaded,
     decoder: Decoder,
@@ -31,20 +41,17 @@ def prepare(
     params: ParamsLike,
     criterion: Criterion | None,
     constraints: Sequence[Constraint] = (),
-    *,
-    rejected: bool = False,
-    keep_scores: bool = False,
-    draft_store: str = "",
-    num_draft_tokens: int | None = None,
+    **more: Unpack[RequestOptions],
 ) -> list[Prepared]:
     """The request of every sample of every prompt, and its completion; ``Engine.submit`` documents how seeds are split.
 
-    ``constraints`` are applied after those of the parameters; ``rejected``, ``keep_scores``, ``draft_store`` and
-    ``num_draft_tokens`` are as in ``Engine.submit``. Raises ValueError for what the decoder cannot run.
+    ``constraints`` are applied after those of the parameters; ``more`` is as in ``Engine.submit``. Raises ValueError
+    for what the decoder cannot run.
     """
-    most = decoder.plan.max_draft_tokens
+    rejected, steps = more.get("rejected", False), more.get("steps", False)
+    most, allowed = decoder.plan.max_draft_tokens, more.get("num_draft_tokens")
     count(0, f"0 (no drafting) to {most}, which the engine drafts at most, or None", most=most, optional=True)(
-        "num_draft_tokens", num_draft_tokens
+        "num_draft_tokens", allowed
     )
     encoded = [read_prompt(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
     shared = params is None or isinstance(params, SamplingParams)
@@ -62,10 +69,10 @@ def prepare(
                 request = _request(target, decoder, prompt, option, seed, constraints, sample=sample)
                 request = replace(
                     request,
-                    rejected=rejected,
-                    keep_scores=keep_scores,
-                    draft_store=draft_store,
-                    num_draft_tokens=num_draft_tokens,
+                    drafts=rejected or steps,
+                    num_draft_tokens=allowed,
+                    keep_scores=more.get("keep_scores", False),
+                    draft_store=more.get("draft_store", ""),
                 )
             except ValueError as error:
                 raise ValueError(f"prompt {index}: {error}") from error
@@ -78,6 +85,8 @@ def prepare(
                 tokenizer=target.tokenizer,
                 origins=decoder.drafter.origins,
                 criterion=closing(target, option, criterion),
+                rejected=rejected,
+                steps=steps,
             )
             prepared.append((request, completion))
     return prepared

@@ -8,6 +8,7 @@ from operator import add
 from typing import Literal, TypeAlias
 
 from paceline.api.score import PromptScore
+from paceline.api.steps import Step
 from paceline.core.logprobs import TokenLogprobs
 from paceline.core.stats import Summary
 from paceline.engine.outputs import RequestStats, StepOutput
@@ -41,6 +42,7 @@ class Piece:
     logprob: TokenLogprobs | None  # if requested
     finish_reason: FinishReason | None  # on the last piece
     rejected: str = ""  # of a correction, if asked for: the text that the draft proposed from here on
+    step: Step | None = None  # of the last token of a step, if asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

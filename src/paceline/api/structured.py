@@ -64,6 +64,12 @@ class StructuredOutputs:
         return self._kinds[0]
 
     @property
+    def spaces(self) -> dict[str, object]:
+        """llguidance's options of whitespace in JSON."""
+        found: dict[str, object] = {"whitespace_flexible": False} if self.disable_any_whitespace else {}
+        return found if self.whitespace_pattern is None else found | {"whitespace_pattern": self.whitespace_pattern}
+
+    @property
     def given(self) -> dict[str, object]:
         """The values that differ from the defaults, with lists instead of tuples."""
         found = {name: value for name, value in asdict(self).items() if value not in (None, False)}

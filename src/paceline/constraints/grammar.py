@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MISSING = "it needs llguidance: pip install paceline[grammar]"
+# A fifth and a quarter of llguidance's own: for steps of some milliseconds, as other rows wait for them.
+LIMITS = {"step_max_items": 10_000, "step_lexer_fuel": 50_000}
 END = "<|the end of the text|>"  # a token of our own behind the tokenizer's: llguidance knows no other end
 
 
@@ -43,11 +45,8 @@ def spelling_of(tokenizer: Tokenizer) -> Spelling:
     return _SPELLINGS[tokenizer]
 
 
-def _spell(tokenizer: Tokenizer) -> Spelling:
-    try:
-        from llguidance import LLTokenizer
-    except ImportError as error:
-        raise GrammarError(MISSING) from error
+def tokenizer_of(tokenizer: Tokenizer) -> tuple[str, int]:
+    """Its definition as llguidance reads it, and the number of END. Raises GrammarError for what it cannot read."""
     definition = tokenizer.definition
     if definition is None:
         raise GrammarError(
@@ -57,8 +56,17 @@ def _spell(tokenizer: Tokenizer) -> Spelling:
     end = {"id": tokenizer.size, "content": END, "special": True}
     end |= {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     whole["added_tokens"].append(end)
+    return json.dumps(whole), tokenizer.size
+
+
+def _spell(tokenizer: Tokenizer) -> Spelling:
     try:
-        return Spelling(tokenizer=LLTokenizer(json.dumps(whole), eos_token=tokenizer.size), end=tokenizer.size)
+        from llguidance import LLTokenizer
+    except ImportError as error:
+        raise GrammarError(MISSING) from error
+    definition, end = tokenizer_of(tokenizer)
+    try:
+        return Spelling(tokenizer=LLTokenizer(definition, eos_token=end), end=end)
     except ValueError as error:
         raise GrammarError(f"llguidance cannot read the tokenizer of {tokenizer.name}: {error}") from error
 
@@ -92,14 +100,14 @@ class TextGrammar(Constraint):
     """
 
     def __init__(self, *, definition: str, spelling: Spelling, ends: Iterable[int]) -> None:
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
-        wrong = LLMatcher.validate_grammar(definition, spelling.tokenizer)
-        if wrong and not wrong.startswith("WARNING"):
-            raise GrammarError(" ".join(wrong.split()))
         self.spelling, self.ends = spelling, frozenset(ends)
-        self._matcher = LLMatcher(spelling.tokenizer, definition)
+        self._matcher = LLMatcher(spelling.tokenizer, definition, limits=LLParserLimits(**LIMITS))
         _check(self._matcher)
+        first = self._matcher.deep_copy()
+        first.compute_bitmask()
+        _check(first)  # such as a grammar that no text matches
 
     def begin(self, prompt: Sequence[int]) -> "TextGrammarState":
         """A new state; it does not depend on the prompt."""
@@ -168,4 +176,6 @@ class TextGrammarState(Grammar):
 def _check(matcher: "LLMatcher") -> None:
     """Raise GrammarError if llguidance reports an error."""
     if matcher.is_error():
-        raise GrammarError(" ".join(matcher.get_error().split()))
+        # What the parser adds on its own state is of no use to whoever wrote the grammar.
+        reason = " ".join(matcher.get_error().partition("<state>")[0].split())
+        raise GrammarError("no text matches it" if reason.startswith("NoExtension") else reason)

@@ -19,10 +19,10 @@ from paceline.core.logprobs import KeptScores
 from paceline.core.noise import Noise
 from paceline.core.ops import Ops, TensorOps
 from paceline.core.prompt_lookup import NgramOptions
-from paceline.core.rejected import StepDrafts
 from paceline.core.request import MAX_STOP_TOKENS, Request
 from paceline.core.scores import Scores
 from paceline.core.step import Failure, Finish
+from paceline.core.step_drafts import StepDrafts
 from paceline.core.tree import NoDraft, Outcome, Tree
 
 
@@ -164,8 +164,8 @@ class Batch(BatchState):
         self.rows_with_scores = tuple(row for row, keeps in enumerate(keeping) if keeps)
         if not asked:
             self.step_logprobs = None
-        self.shows_rejected = tuple(row for row, one in enumerate(self.requests) if one is not None and one.rejected)
-        if not self.shows_rejected:
+        self.shows_drafts = tuple(row for row, one in enumerate(self.requests) if one is not None and one.drafts)
+        if not self.shows_drafts:
             self.step_drafts = None
 
     @property
@@ -176,7 +176,7 @@ class Batch(BatchState):
     @property
     def wants_tensors(self) -> bool:
         """Whether steps create new tensors, in ``step_logprobs`` or ``step_drafts``."""
-        return self.max_logprobs is not None or bool(self.shows_rejected)
+        return self.max_logprobs is not None or bool(self.shows_drafts)
 
     def release(self, rows: Sequence[int]) -> None:
         """Stop ``rows`` where they are; their slots may be reused."""
@@ -190,7 +190,7 @@ class Batch(BatchState):
         """Append what was decided, clipped at the first stop token and at the limit; returns the clipped outcome.
 
         ``results`` then say what the step did. Log-probabilities are looked up in ``scores`` for rows that ask for
-        them, the draft is kept for rows that ask what was rejected, and rows that took a token from logits that are not
+        them, the draft is kept for rows that ask to see it, and rows that took a token from logits that are not
         finite, or after which their constraints leave none, are marked as failed.
         """
         outcome = self._ops.append(self, tree, outcome)
@@ -201,8 +201,9 @@ class Batch(BatchState):
         if self.max_logprobs is not None:
             found = self._ops.gather_logprobs(self, outcome, scores)
             self.step_logprobs = replace(found, kept=self._kept(outcome, scores)) if self.rows_with_scores else found
-        if self.shows_rejected:
-            self.step_drafts = StepDrafts.of(tree, outcome, self.shows_rejected)
+        if self.shows_drafts:
+            warped = self.warp(scores.logits)
+            self.step_drafts = StepDrafts.of(tree, outcome, self.shows_drafts, scores.raw_logits, warped)
         return outcome
 
     def _kept(self, outcome: Outcome, scores: Scores) -> KeptScores:

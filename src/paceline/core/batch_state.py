@@ -14,10 +14,10 @@ from paceline.core.host import integers as read
 from paceline.core.logprobs import StepLogprobs
 from paceline.core.noise import Key, Noise, Stream
 from paceline.core.processing import ProcessingState
-from paceline.core.rejected import StepDrafts
 from paceline.core.request import MAX_STOP_TOKENS, Request
 from paceline.core.sampling import SamplingState
 from paceline.core.step import HEADER
+from paceline.core.step_drafts import StepDrafts
 
 
 class BatchState:
@@ -60,8 +60,8 @@ class BatchState:
         self.step_logprobs: StepLogprobs | None = None  # of the last step, where a row wants them
         self.rows_with_scores: tuple[int, ...] = ()  # that keep the whole logits and scores of their tokens
         self.max_logprobs: int | None = None  # the most likely tokens' that any row asks for
-        self.step_drafts: StepDrafts | None = None  # of the last step, where a row wants to see what was rejected
-        self.shows_rejected: tuple[int, ...] = ()  # rows that do
+        self.step_drafts: StepDrafts | None = None  # of the last step, where a row wants to see its draft
+        self.shows_drafts: tuple[int, ...] = ()  # rows that do
         self.columns = Columns(
             self.tokens,
             self.length,

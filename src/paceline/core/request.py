@@ -98,7 +98,7 @@ class Request:
     prompt_logprobs: int | None = None  # of every prompt token and of this many of the likeliest; None: not asked for
     num_draft_tokens: int | None = None  # at most this many per step for this row; None: as the plan says
     draft_store: str = ""  # whose outputs a drafter may copy from, and to which it adds this one's; "" for no one's
-    rejected: bool = False  # whether steps report the draft tokens that were rejected
+    drafts: bool = False  # whether steps report what was drafted for it
 
     def __post_init__(self) -> None:
         if not self.tokens:

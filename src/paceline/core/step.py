@@ -8,7 +8,7 @@ from typing import final
 from paceline.core.early_stop import StopRule
 from paceline.core.host_draft import HostDraft
 from paceline.core.logprobs import StepLogprobs, TokenLogprobs
-from paceline.core.rejected import StepDrafts
+from paceline.core.step_drafts import DraftTree, StepDrafts
 from paceline.core.tree import NoDraft
 
 HEADER = 7  # columns of a row's results before its tokens
@@ -129,7 +129,7 @@ class StepResult:
     no_draft: list[NoDraft]  # why the row had no draft; DRAFTED where it had one
     origins: list[list[int]]  # of each token, the drafter's number for what proposed it (Drafter.origins)
     logprobs: list[list[TokenLogprobs]]  # of rows that ask for them
-    rejected: Mapping[int, list[int]] = field(default_factory=dict[int, list[int]])  # by row, of those that ask
+    drafts: Mapping[int, DraftTree] = field(default_factory=dict[int, DraftTree])  # by row, of those that ask
     failures: Mapping[int, Exception] = field(default_factory=dict[int, Exception])  # rows whose constraints failed
     seconds: PhaseSeconds = PhaseSeconds()
 
@@ -183,7 +183,7 @@ def read_results(
         confidence=[row[6] for row in table],
         origins=[list(row[ends : ends + row[0]]) for row in table],
         logprobs=[[] for _ in table] if logprobs is None else logprobs.read(num_logprobs, num),
-        rejected={} if drafts is None else drafts.read(),
+        drafts={} if drafts is None else drafts.read([row[1] for row in table]),
         failures={**failed, **failures},
         seconds=timer(),
     )

@@ -118,6 +118,6 @@ def _of_stage(request: Request) -> Request:
         logprobs=None,
         keep_scores=False,
         prompt_logprobs=None,
-        rejected=False,
+        drafts=False,
         num_draft_tokens=0 if request.num_draft_tokens == 0 else None,
     )

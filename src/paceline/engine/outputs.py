@@ -2,13 +2,13 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.logprobs import TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.stats import StageSummary, Summary
 from paceline.core.step import Finish, NotFiniteError, PhaseSeconds, StepPlan, StepResult
+from paceline.core.step_drafts import DraftTree
 from paceline.core.tree import NoDraft
 from paceline.engine.costs import DepthCost
 from paceline.engine.readers import PendingStep
@@ -126,7 +126,10 @@ class StepOutput:
     bonus: bool = False  # the whole draft was accepted, and the last token is the bonus
     origins: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
-    rejected: Sequence[int] = ()  # draft tokens in whose place the last token came, if the request asks for them
+    draft: DraftTree | None = None  # if the request asks for it
+    no_draft: str | None = None  # why there was none
+    seconds: PhaseSeconds = field(default_factory=PhaseSeconds)  # of the whole step
+    num_rows: int = 1  # that took part in it
     finish: Finish = Finish.RUNNING
     error: Exception | None = None
 
@@ -171,7 +174,10 @@ class RequestState:
             bonus=result.bonus[row],
             origins=result.origins[row],
             logprobs=result.logprobs[row],
-            rejected=result.rejected.get(row, ()),
+            draft=result.drafts.get(row),
+            no_draft=REASONS.get(result.no_draft[row]),
+            seconds=result.seconds,
+            num_rows=result.num_running,
             finish=result.finish[row],
         )
 

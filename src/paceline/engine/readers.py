@@ -9,9 +9,9 @@ from torch import Tensor
 
 from paceline.core.host import integers
 from paceline.core.logprobs import StepLogprobs
-from paceline.core.rejected import StepDrafts
 from paceline.core.stats import StageStats, StageSummary, Summary
 from paceline.core.step import StepPlan, StepResult, read_results
+from paceline.core.step_drafts import StepDrafts
 from paceline.decode import Decoder
 from paceline.engine.timing import EventTimer, HostTimer, StepTimer
 

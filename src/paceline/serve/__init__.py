@@ -1,9 +1,13 @@
-"""The server: an engine behind the HTTP interface of OpenAI."""
+"""The server: an engine behind the HTTP interface of OpenAI. Files of requests are answered without HTTP."""
 
 from importlib.util import find_spec
 
-_missing = [name for name in ("fastapi", "uvicorn", "prometheus_client", "python_multipart") if find_spec(name) is None]
-if _missing:
-    raise ValueError(
-        f"paceline serve needs {' and '.join(_missing)}, not installed here: run pip install 'paceline[serve]'"
-    )
+
+def check_installed() -> None:
+    """Raise ValueError where the extra is missing that HTTP needs."""
+    needed = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"paceline serve needs {' and '.join(missing)}, not installed here: run pip install 'paceline[serve]'"
+        )

@@ -20,6 +20,8 @@ from paceline.serve.errors import ApiError, add_handlers
 from paceline.serve.generation import Server
 from paceline.serve.guard import Guard
 from paceline.serve.metrics import add_metrics_route
+from paceline.serve.openapi import describe
+from paceline.serve.page import add_page_routes
 from paceline.serve.replies import spelled
 from paceline.serve.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from paceline.serve.settings import Settings
@@ -47,6 +49,7 @@ def make_app(
         async with served:
             yield
             await served.drain(drain_seconds)
+        await server.grammars.close()
 
     # Its pages about itself would load scripts from elsewhere; /openapi.json stays.
     app = FastAPI(title="Paceline", version=paceline.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -56,10 +59,12 @@ def make_app(
         origins = list(settings.allowed_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     add_handlers(app)
+    describe(app, settings)
 
     add_status_routes(app, server)
     add_transcription_routes(app, server)
     add_metrics_route(app, served, counters, model=settings.names[0])
+    add_page_routes(app, server)
 
     @app.get("/v1/models")
     async def models() -> dict[str, object]:

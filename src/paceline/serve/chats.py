@@ -131,7 +131,8 @@ class ChatAnswer(Answer):
         reason = reason_of(pieces[-1])
         parts = reader.push("".join(piece.text for piece in pieces), ended=reason is not None)
         pairs = [(piece.token, piece.logprob) for piece in pieces if piece.logprob is not None]
-        if parts.empty and reason is None and not pairs and not self.body.return_token_ids:
+        asked = self.body.return_token_ids or self.body.return_steps
+        if parts.empty and reason is None and not pairs and not asked:
             return None
         return {
             "delta": self._delta(parts),

@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # FastAPI is an extra: what answers requests of files, too, d
 logger = logging.getLogger("paceline")
 
 FORM = re.compile(r"(str|int|float|bool|dict|list)\b(?!_)")  # in the place of an error: which form of a field
-PLACE = re.compile(r"(?<![\w/:.])(?:[A-Za-z]:)?[\\/](?:[\w.@+-]+[\\/])+([\w.@+-]*)")  # of a file: its name is left
+# Where a file lies, but not a route; its name is left.
+PLACE = re.compile(r"(?<![\w/:.])(?:[A-Za-z]:)?[\\/](?!v1/)(?:[\w.@+-]+[\\/])+([\w.@+-]*)")
 ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
 PARSER = re.compile(r"\s*<state>.*", re.DOTALL)  # what a grammar's parser adds about itself
 LONGEST = 1200  # characters of a message

@@ -5,7 +5,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paceline.api.async_engine import AsyncEngine
@@ -15,9 +15,11 @@ from paceline.api.results import Piece, Result
 from paceline.serve.chunks import Chunks
 from paceline.serve.drafting import draft_limit
 from paceline.serve.errors import ApiError, api_error, body_of
+from paceline.serve.grammar_guard import GrammarGuard
 from paceline.serve.replies import metrics, usage, usage_of
 from paceline.serve.schema import GenerationBody
 from paceline.serve.settings import Settings
+from paceline.serve.steps import check_steps, steps_of
 from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # an extra, which answers to requests of files do without
@@ -32,6 +34,10 @@ class Server:
 
     engine: AsyncEngine
     settings: Settings
+    grammars: GrammarGuard = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "grammars", GrammarGuard(self.settings.limits.grammar_seconds))
 
     @property
     def max_length(self) -> int:
@@ -141,6 +147,8 @@ class Answer(ABC):
                 param="n",
             )
         params = self.bound(params, prompts)
+        check_steps(self.body, self.server.settings)
+        await self.server.grammars.check(self.server.engine.engine.target.tokenizer, params)
         try:
             return await self.server.engine.submit(
                 prompts,
@@ -148,6 +156,7 @@ class Answer(ABC):
                 priority=self.body.priority,
                 client=self.client,
                 timeout=limits.seconds,
+                steps=self.body.return_steps,
                 num_draft_tokens=draft_limit(self.body.speculative_config, most=self.server.max_draft_tokens),
             )
         except ValueError as error:
@@ -200,7 +209,8 @@ class Answer(ABC):
                 number = own[0].index * self.body.n + own[0].sample
                 change = self.change(number, own)
                 if change is not None:
-                    yield event({"index": number, **change})
+                    steps = {"steps": steps_of(self.server.tokenizer, own)} if self.body.return_steps else {}
+                    yield event({"index": number, **change, **steps})
 
         try:
             async with stream:  # left when the client leaves, too

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.serve.errors import ApiError, response_of
+from paceline.serve.page_key import asking, with_bearer
 from paceline.serve.settings import Settings
 
 
@@ -24,7 +25,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         limits, size, deadline = self.settings.limits, 0, float("inf")
-        refusal = self._refusal(dict(scope["headers"]))
+        refusal = self._refusal(with_bearer(dict(scope["headers"])))
         if refusal is not None:
             await _refuse(refusal, scope, receive, send)
             return
@@ -83,7 +84,8 @@ class Guard:
         host, origin = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin"))
         if _name(f"//{host}") not in self.settings.hosts:
             return f"host {host!r:.80}: without a key this server answers to {', '.join(self.settings.hosts)} alone"
-        if origin and origin not in self.settings.allowed_origins and urlsplit(origin).netloc != host:
+        own = origin.lower() in (f"http://{host}".lower(), f"https://{host}".lower())
+        if origin and origin not in self.settings.allowed_origins and not own:
             return f"origin {origin!r:.80}: allow its scripts with --allowed-origins"
         return None
 
@@ -98,5 +100,7 @@ def _name(url: str) -> str | None:
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer, and read no more of a body that may still come."""
     response = response_of(error)
+    if error.status == 401:
+        response = asking(scope, response)
     response.headers["connection"] = "close"
     await response(scope, receive, send)

@@ -60,8 +60,19 @@ def metrics(results: Sequence[Result], *, num_draft_tokens: int) -> dict[str, ob
         "per_step_accepted": None,
         "per_step_drafted": None,
     }
-    first = None if times.first_token is None else 1000 * times.first_token
-    return {"time_to_first_token_ms": first, "speculative_decoding": speculative}
+    first, rate, gap = times.first_token, None, None
+    after = 0.0 if first is None else times.total - first
+    if after and len(result.token_ids) > 1:
+        gap = 1000 * after / (len(result.token_ids) - 1)
+        rate = len(result.token_ids) / (times.total - times.queue)
+    return {
+        "time_to_first_token_ms": None if first is None else 1000 * first,
+        "generation_time_ms": 1000 * after,
+        "queue_time_ms": 1000 * times.queue,
+        "mean_itl_ms": gap,
+        "tokens_per_second": rate,
+        "speculative_decoding": speculative,
+    }
 
 
 def completion_logprobs(

@@ -85,6 +85,7 @@ class GenerationBody(Body):
     response_format: ResponseFormat | None = None
     priority: StrictInt = 0
     speculative_config: dict[str, Any] | None = None  # serve/drafting.py
+    return_steps: bool = False
     best_of: StrictInt | None = None
     prompt_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
     return_tokens_as_token_ids: bool = False

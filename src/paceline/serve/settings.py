@@ -21,6 +21,7 @@ class Limits:
     sequences: int = 256  # of an option that is a list of words or of sequences
     sequence_tokens: int = 64  # of one of them
     grammar_bytes: int = 64 << 10
+    grammar_seconds: float = 1.0  # to compile one
     tools: int = 128
     schema_depth: int = 32  # nested levels of a tool
     template_options: int = 16  # of chat_template_kwargs
@@ -35,6 +36,7 @@ class Settings:
     names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()  # a client has to send one of them; () lets everybody in
     limits: Limits = field(default_factory=Limits)
+    return_steps: bool = False  # whether streams may have drafts and what was accepted; the same holds of them
     per_request_metrics: bool = False  # they tell what was accepted, and so something of the text
     stream_interval: int | None = None  # tokens of every event of a stream; None: as many as a step gives
     hosts: tuple[str, ...] = ()  # by which this machine may be called; () lets any name through

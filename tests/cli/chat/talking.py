@@ -31,7 +31,10 @@ class Script:
 
 
 def answerer(target, *, form=Form.TEXT, draft=True, max_length=None, rejected=False, **options):
-    given = DraftOptions(**{"draft": str(pair().draft) if draft else None, **options})
+    given = {"draft": str(pair().draft) if draft else None, **options}
+    if draft and "drafter" not in options:
+        given.setdefault("num_draft_tokens", 4)  # not what pays, which the clock decides
+    given = DraftOptions(**given)
     return Answerer(target, form=form, options=given, max_length=max_length, rejected=rejected)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from paceline.api import Source, generate, load
 from paceline.cli.chat.forms import Form, encode
+from paceline.cli.show import origin_style
 from tests.api import checkpoints
 from tests.api.checkpoints import pair
 from tests.api.test_session import fed
@@ -47,7 +48,7 @@ def test_without_the_drafter_nothing_is_drafted(target, monkeypatch):
     assert drafted[0] > 0 and drafted[1] == 0 and drafted[2] > 0
     assert found[0].token_ids == found[1].token_ids == found[2].token_ids
     assert set(found[1].source) == {Source.PLAIN} and set(found[1].origin) == {None}
-    assert "drafter model (off)\ndrafter model, depth auto\n" in printed(made)[0]
+    assert "drafter model (off)\ndrafter model, depth 4\n" in printed(made)[0]
 
 
 @pytest.mark.parametrize(("params", "differ"), [(GREEDY, False), (SAMPLED, True)])
@@ -71,14 +72,16 @@ def test_depth_is_how_much_is_drafted(target, monkeypatch):
 
 def test_a_turn_reads_only_what_is_new(target, monkeypatch):
     found = results_of(monkeypatch)
-    made = dialogue(answerer(replace(target, enforce_eager=True), draft=False))
+    (item,) = target.tokenizer.encode(" item")  # a text of it has these tokens alone
+    params = replace(GREEDY, allowed_token_ids=[item])
+    made = dialogue(answerer(replace(target, enforce_eager=True), draft=False), params=params)
     made.take(ASKED * 6)
     counts = fed(monkeypatch, made.answerer.target)
     made.take("return second")
     before, prompt = [*found[0].prompt_tokens, *found[0].token_ids], found[1].prompt_tokens
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, prompt, strict=False)))
-    assert shared > len(found[0].prompt_tokens)
-    assert sum(counts) == len(prompt) - shared - 1 + GREEDY.max_tokens
+    assert shared == len(before)
+    assert sum(counts) <= len(prompt) - shared + GREEDY.max_tokens
 
 
 def test_the_room_that_is_left_ends_an_answer(target, monkeypatch):
@@ -109,10 +112,9 @@ def test_a_failed_answer_ends_nothing(target, monkeypatch):
 
 
 def test_drafted_tokens_have_the_colour_of_their_drafter(target):
-    answers = answerer(target, drafter="ngram")
-    made = dialogue(answers, ASKED, terminal=True)
-    assert answers.origins == ("ngram", "model") and made.run() == 0
-    assert "\x1b[35m" in printed(made)[0]  # the draft model's
+    origins = answerer(target, drafter="ngram").origins
+    assert origins == ("ngram", "model")
+    assert [origin_style(origin, origins) for origin in (*origins, None)] == ["green", "magenta", ""]
     made = dialogue(answerer(target), ASKED, terminal=True)
     assert made.run() == 0 and "\x1b[32m" in printed(made)[0] and "\x1b[35m" not in printed(made)[0]
 

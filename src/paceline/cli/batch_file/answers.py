@@ -9,7 +9,7 @@ from paceline.cli.prompt_file.journal import PARTS, Layout, Line
 
 ID = re.compile(r"batch_req_([0-9a-f]{8})([0-9a-f]{8})([0-9a-f]{8})([0-9a-f]{16})")
 INVALID = "invalid_request"
-WAY_OUT = "give another OUTPUT, or --overwrite to start over"
+WAY_OUT = "give another OUTPUT, the --errors FILE that it was written with, or --overwrite to start over"
 
 
 def answered(line: BatchLine, answer: tuple[int, Mapping[str, Any]], *, run: str) -> Line:
@@ -55,5 +55,5 @@ LAYOUT = Layout(
     write=lambda line: line["answer"],
     read=_read,
     way_out=WAY_OUT,
-    parts=(PARTS[0], "another --max-length or --served-model-name", PARTS[2]),
+    parts=(PARTS[0], "another --max-model-len or --served-model-name", PARTS[2]),
 )

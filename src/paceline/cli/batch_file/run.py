@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -11,10 +12,12 @@ from rich.console import Console
 from paceline.api import Engine
 from paceline.api.build import build_drafting
 from paceline.api.draft_length import longest_draft, room
-from paceline.api.engine import LONGEST, MOST_ROWS, engine_for
+from paceline.api.engine import LONGEST
+from paceline.api.engine_for import MOST_ROWS, engine_for
 from paceline.cli.batch_file.answers import LAYOUT, answered, unsent
 from paceline.cli.batch_file.lines import BatchLine, Survey, read_lines, survey
-from paceline.cli.batch_file.work import Answered, work_through
+from paceline.cli.batch_file.on_ray import work_through_on_ray
+from paceline.cli.batch_file.work import AHEAD, Answered, work_through
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
 from paceline.cli.progress import PromptProgress
 from paceline.cli.prompt_file.fingerprint import fingerprint
@@ -44,7 +47,7 @@ class Run:
         if found.num_invalid == len(found):
             raise ValueError(f"{options.input}: all {len(found)} requests are invalid: {found.first_invalid}")
         run = fingerprint(
-            options.model, options.drafting, {"names": self.settings.names, "max_length": options.max_length}
+            options.model, options.drafting, {"names": self.settings.names, "max_model_len": options.max_model_len}
         )
         finished = Finished()
         if not options.overwrite:
@@ -53,11 +56,16 @@ class Run:
             )
         num_done = finished.num_written + len(finished.waiting)
         self._note_before(found, num_done)
-        engine = None if num_done == len(found) else make_engine(options, num_outputs=found.num_outputs)
+        make = partial(make_engine, options, num_outputs=found.num_outputs)
+        here = options.ray is None and num_done < len(found)
+        engine = make() if here else None
         sink = ResultFile(options.output, finished=finished, errors=options.errors, layout=LAYOUT)
-        failures = _Failures(len(finished.failed), next(iter(finished.failed.values()), ""))
-        for line in finished.waiting.values():
-            failures.add(line.get("error"))
+        failures = _Failures()
+        for index, reason in (
+            *finished.failed.items(),
+            *((at, one.get("error")) for at, one in finished.waiting.items()),
+        ):
+            failures.add(index, reason)
         complete, start = False, time.perf_counter()
         with PromptProgress(
             console=self.notes, total=len(found), done=num_done, shown=not options.quiet, what="requests"
@@ -66,7 +74,7 @@ class Run:
             def put(line: BatchLine, answer: Answered | None) -> None:
                 made = unsent(line, run=run) if answer is None else answered(line, answer[:2], run=run)
                 sink.put(made)
-                failures.add(made.get("error"))
+                failures.add(line.index, made.get("error"))
                 counts = None if answer is None else answer[2]
                 if counts is not None:
                     self.totals.num_outputs += 1
@@ -89,6 +97,9 @@ class Run:
                     work_through(
                         engine, self.settings, left(), put, admit=lambda line: line.index < sink.num_written + WINDOW
                     )
+                elif options.ray is not None and num_done < len(found):
+                    block = AHEAD * (options.batch_size or MOST_ROWS)
+                    work_through_on_ray(options.cluster(), make, self.settings, left(), put, block=block)
                 complete = True
             except KeyboardInterrupt:
                 pass
@@ -115,7 +126,7 @@ class Run:
             )
             return EXIT_INTERRUPTED
         if failures.count:
-            print(f"paceline: {failures.count} of {num_lines} requests failed; {failures.first}", file=sys.stderr)
+            print(f"paceline: {failures.count} of {num_lines} requests failed; {failures.first[1]}", file=sys.stderr)
         return EXIT_DIFFERENT if failures.count else EXIT_OK
 
     def _note(self, text: str) -> None:
@@ -126,15 +137,15 @@ class Run:
 
 @dataclass(slots=True)
 class _Failures:
-    """How many requests failed, and why the first did."""
+    """How many requests failed, and why the first of the file did."""
 
-    count: int
-    first: str
+    count: int = 0
+    first: tuple[int, str] = (sys.maxsize, "")
 
-    def add(self, reason: str | None) -> None:
-        """Count a request that failed for a reason."""
+    def add(self, index: int, reason: str | None) -> None:
+        """Count the request number ``index`` if it failed for a reason."""
         if reason is not None:
-            self.count, self.first = self.count + 1, self.first or reason
+            self.count, self.first = self.count + 1, min(self.first, (index, reason))
 
 
 def make_engine(options: "BatchRun", *, num_outputs: int) -> Engine:
@@ -150,6 +161,6 @@ def make_engine(options: "BatchRun", *, num_outputs: int) -> Engine:
         num_draft_tokens=count,
         batch_size=options.batch_size,
         num_texts=max(min(num_outputs, MOST_ROWS), options.batch_size or 1),
-        max_length=options.max_length or min(LONGEST, longest),
+        max_length=options.max_model_len or min(LONGEST, longest),
         profile=options.profile or "auto",
     )

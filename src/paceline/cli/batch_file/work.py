@@ -37,17 +37,24 @@ async def _work_through(engine: Engine, settings: Settings, lines: Iterable[Batc
 
     async with AsyncEngine(engine, max_waiting=most) as served:
         server = Server(served, settings)
-        for line in lines:
-            while running and (len(running) >= most or not admit(line)):
+        try:
+            for line in lines:
+                while running and (len(running) >= most or not admit(line)):
+                    await collect()
+                if line.error is not None:
+                    put(line, None)
+                    continue
+                running[asyncio.create_task(answer_line(server, line))] = line
+            while running:
                 await collect()
-            if line.error is not None:
-                put(line, None)
-                continue
-            running[asyncio.create_task(_answer(server, line))] = line
-        while running:
-            await collect()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            await server.grammars.close()
 
 
-async def _answer(server: Server, line: BatchLine) -> Answered:
+async def answer_line(server: Server, line: BatchLine) -> Answered:
+    """The answer to one request."""
     status, body, results = await answer(server, line.url, line.body)
     return status, body, total(results) if results else None

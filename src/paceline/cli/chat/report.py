@@ -67,7 +67,7 @@ def describe(pace: Pace) -> str:
         return text
     saved = pace.plain - pace.seconds
     return (
-        f"{text}; plain decoding would take about {pace.plain:.2f} s: {abs(saved):.2f} s "
+        f"{text}; plainly about {pace.plain:.2f} s: {abs(saved):.2f} s "
         f"{'saved' if saved >= 0 else 'lost'} ({pace.plain / pace.seconds:.2f}x)"
     )
 
@@ -78,7 +78,7 @@ def summary(result: Result, drafting: Drafting, *, max_tokens: int | None) -> st
     parts = [describe(pace)]
     if sum(counts.drafted):
         parts.append(
-            f"{counts.mean_acceptance_length:.2f} tokens per step, {counts.acceptance_rate:.0%} of the drafted accepted"
+            f"{counts.mean_acceptance_length:.2f} tokens per step, {counts.acceptance_rate:.0%} of the drafts accepted"
         )
     elif drafting.on:
         parts.append("nothing drafted")

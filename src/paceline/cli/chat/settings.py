@@ -33,7 +33,7 @@ def set_option(params: SamplingParams, name: str, text: str) -> SamplingParams:
         raise ValueError(f"/set {name}: {REFUSED[name]}")
     if name not in NAMES:
         near = get_close_matches(name, NAMES, n=1)
-        raise ValueError(f"/set {name}: no such option; {f'did you mean {near[0]}?' if near else '/show lists all'}")
+        raise ValueError(f"/set {name}: no such option; {f'did you mean {near[0]}?' if near else '/set lists all'}")
     if text == DEFAULT:
         return params.updated({name: getattr(SamplingParams(), name)})
     try:

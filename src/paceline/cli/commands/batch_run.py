@@ -5,12 +5,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_OK, Command
 from paceline.cli.console import open_notes
 from paceline.cli.draft_options import DraftOptions
 from paceline.cli.options import (
+    AT_LEAST_1,
     MODEL,
     OUTPUT,
     POSITIONAL,
@@ -20,12 +21,15 @@ from paceline.cli.options import (
     Overwrite,
     Profile,
     Quiet,
-    at_least,
+    check_profile,
 )
+from paceline.cli.serve_options import MaxModelLen
 
 if TYPE_CHECKING:
+    from paceline.cli.batch_file.on_ray import Cluster
     from paceline.serve.settings import Settings
 
+RAY = Group("Ray", sort_key=7)
 HELP = "Answer files of requests in OpenAI's batch format."
 
 
@@ -45,6 +49,7 @@ class BatchRun(Command):
         paceline batch run requests.jsonl answers.jsonl --model DIR --served-model-name gpt-4o-mini
         paceline batch run requests.jsonl answers.jsonl --model DIR --errors errors.jsonl
         paceline batch run requests.jsonl answers.jsonl --model DIR --check
+        paceline batch run requests.jsonl answers.jsonl --model DIR --ray local --workers 2
     """
 
     input: Annotated[Path, POSITIONAL]
@@ -54,8 +59,7 @@ class BatchRun(Command):
     _: KW_ONLY
     model: ModelOptions
     batch_size: BatchSize = None
-    max_length: Annotated[int | None, Parameter(group=MODEL), at_least(2)] = None
-    """Tokens of a request at most, prompt included; the model's context, at most 2048, by default."""
+    max_model_len: Annotated[MaxModelLen, Parameter(group=MODEL)] = None
     served_model_name: Annotated[tuple[str, ...], Parameter(group=MODEL)] = ()
     """What requests call the model; several may be given. MODEL by default."""
     drafting: DraftOptions = field(default_factory=DraftOptions)
@@ -64,6 +68,12 @@ class BatchRun(Command):
     """Write the lines of failed requests to this file, and not to OUTPUT."""
     check: bool = False
     """Only check the requests, as far as that needs no model, and print what is wrong with them."""
+    ray: Annotated[str | None, Parameter(group=RAY)] = None
+    """Address of a Ray cluster whose workers answer the requests, each with an engine; local starts one here."""
+    workers: Annotated[int | None, Parameter(group=RAY), AT_LEAST_1] = None
+    """Workers; 1 by default. Each takes as many CPUs as --threads says, 1 by default."""
+    worker_gpus: Annotated[float, Parameter(group=RAY)] = 0
+    """GPUs of a worker."""
     overwrite: Overwrite = False
     stats: Annotated[bool, Parameter(group=OUTPUT)] = False
     """Print a table of drafting statistics on standard error."""
@@ -84,8 +94,11 @@ class BatchRun(Command):
         from paceline.cli.prompt_file.journal import STDOUT, check_writable, journal_of
 
         self.drafting.check()
-        if self.profile is not None and not self.profile.is_file():
-            raise ValueError(f"--profile {self.profile}: no such file; paceline advise writes profiles")
+        check_profile(self.profile)
+        if self.ray is None and (self.workers is not None or self.worker_gpus):
+            raise ValueError("--workers and --worker-gpus without --ray: give --ray ADDRESS, or --ray local")
+        if self.worker_gpus < 0:
+            raise ValueError(f"--worker-gpus {self.worker_gpus}: give at least 0")
         if self.input == STDOUT or self.output == STDOUT:
             raise ValueError("-: give files, so that an interrupted run can be resumed")
         if not self.input.is_file():
@@ -103,6 +116,14 @@ class BatchRun(Command):
         from paceline.serve.settings import Settings
 
         return Settings(names=self.served_model_name or (self.model.model,))
+
+    def cluster(self) -> "Cluster":
+        """Where the requests are answered with --ray."""
+        from paceline.cli.batch_file.on_ray import Cluster
+
+        assert self.ray is not None
+        cpus = self.model.threads or 1
+        return Cluster(address=self.ray, workers=self.workers or 1, cpus=cpus, gpus=self.worker_gpus)
 
     def _list_invalid(self, settings: "Settings") -> int:
         from paceline.cli.batch_file.lines import survey

@@ -101,11 +101,11 @@ class Chat(Command):
         notes = open_notes(quiet=self.quiet, log_level=self.log_level, color=self.color)
         screen = Screen(console=open_console(self.color), notes=notes, quiet=self.quiet)
         params = check_params(SamplingParams().updated(self.sampling.params()))
-        self._check()
+        model, drafting, form = self._choose()
+        self._check(drafting)
         conversation = self._conversation()
         on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         reader = _terminal(screen, keep=not self.no_history) if on_terminal else LineReader(sys.stdin.buffer)
-        model, drafting, form = self._choose()
         target = model.load()
         check_form(Form(form), target)
         answerer = Answerer(
@@ -127,14 +127,19 @@ class Chat(Command):
             stays=on_terminal,
         ).run()
 
-    def _check(self) -> None:
+    def _check(self, drafting: DraftOptions) -> None:
         """Refuse options that contradict each other, before anything is loaded."""
-        self.drafting.check()
-        drafts = self.drafting.drafts or self.model.model == DEMO
-        if self.profile is not None and not (drafts and self.profile.is_file()):
-            way = "paceline advise writes profiles" if drafts else "it is for draft lengths; give a drafter too"
-            raise ValueError(f"--profile {self.profile}: {'no such file' if drafts else 'there is no drafter'}; {way}")
-        if self.show_rejected and not drafts:
+        drafting.check()
+        if self.profile is not None and not drafting.drafts:
+            raise ValueError(f"--profile {self.profile} without a drafter: it is for draft lengths; give one too")
+        if self.profile is not None and not self.profile.is_file():
+            raise ValueError(f"--profile {self.profile}: no such file; paceline advise writes profiles")
+        if self.profile is not None and drafting.count != "auto":
+            raise ValueError(
+                f"--profile {self.profile} with --num-draft-tokens {drafting.count}: it is for lengths that are "
+                "chosen; leave one of them out"
+            )
+        if self.show_rejected and not drafting.drafts:
             raise ValueError("--show-rejected without a drafter: give --draft DIR or --drafter NAME")
 
     def _conversation(self) -> "Conversation":

@@ -1,6 +1,8 @@
 """``paceline serve``: a model behind the HTTP interface of OpenAI."""
 
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -9,8 +11,9 @@ from rich.console import Console
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK, Command
 from paceline.cli.console import open_notes
 from paceline.cli.draft_options import DraftOptions
-from paceline.cli.options import AT_LEAST_1, DRAFTING, MODEL, LogLevel, Profile, Quiet, check_profile
+from paceline.cli.options import AT_LEAST_1, DRAFTING, MODEL, LogLevel, Profile, Quiet, check_profile, one_of
 from paceline.cli.progress import waiting
+from paceline.cli.serve_on_ray import RayOptions, serve_on_ray
 from paceline.cli.serve_options import AnswerOptions, LimitOptions, MaxModelLen, NetworkOptions, ServedModelOptions
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ class Serve(Command):
         paceline serve DIR --draft SMALL_DIR --port 8001
         paceline serve DIR --drafter ngram --max-num-seqs 16 --max-model-len 4096
         paceline serve DIR --speculative-config '{"method": "ngram", "num_speculative_tokens": 4}'
+        paceline serve DIR --drafter ngram --ray local --replicas 2
         paceline serve DIR --host 0.0.0.0 --api-key-file keys.txt --served-model-name tutor
     """
 
@@ -55,6 +59,9 @@ class Serve(Command):
     """Give acceptance and times with every answer. They tell something of the text."""
     stream_interval: Annotated[int | None, AT_LEAST_1] = None
     """Tokens of each event of a stream, so that packets do not tell what was accepted; as they come by default."""
+    return_steps: Annotated[str, one_of(("auto", "on", "off"))] = "auto"
+    """Whether requests may ask for the draft of every step, which the page at / shows; auto: where no key is needed."""
+    on_ray: RayOptions = field(default_factory=RayOptions)
     quiet: Quiet = False
     log_level: LogLevel = None
 
@@ -64,8 +71,11 @@ class Serve(Command):
         drafting = self._drafting()
         drafting.check()
         self._check()
+        self.on_ray.check(self.network)
+        from paceline.serve import check_installed
         from paceline.serve.network import bind, check_certificate, read_keys
 
+        check_installed()
         keys = read_keys(self.network.api_key, self.network.api_key_file)
         check_certificate(self.network.ssl_keyfile, self.network.ssl_certfile)
         with bind(self.network.host, self.network.port, has_key=bool(keys)) as bound:
@@ -91,42 +101,45 @@ class Serve(Command):
         return self.drafting
 
     def _serve(self, bound: "socket.socket", keys: tuple[str, ...], drafting: DraftOptions, notes: Console) -> int:
-        from paceline.api import Engine
         from paceline.serve.app import make_app
         from paceline.serve.network import local_names, url_of
         from paceline.serve.process import Process, configure, interrupted
         from paceline.serve.settings import Settings
 
-        with waiting(notes, f"loading {self.model.model or 'the embedded pair'}"):
-            target = self._target()
-            engine = Engine(
-                target,
-                drafter=drafting.choose(target),
-                verifier=drafting.verifier,
-                num_draft_tokens=drafting.count,
-                batch_size=self.max_num_seqs,
-                max_length=self.max_model_len,
-                profile=self.profile or "auto",
-            )
         settings = Settings(
             names=self.served_model_name or (self.model.model or EMBEDDED,),
             api_keys=keys,
             limits=self.limits.limits(),
             per_request_metrics=self.enable_per_request_metrics,
             stream_interval=self.stream_interval,
+            return_steps=self.return_steps == "on" or (self.return_steps == "auto" and not keys),
             tool_call_parser=self.answers.tool_call_parser,
             enable_auto_tool_choice=self.answers.enable_auto_tool_choice,
             reasoning_parser=self.answers.reasoning_parser,
             hosts=() if keys else local_names(bound),
             allowed_origins=self.network.allowed_origins,
         )
-        app = make_app(
-            engine,
-            settings,
-            max_waiting=self.limits.max_waiting,
-            max_waiting_tokens=self.limits.max_waiting_tokens,
-        )
         url = url_of(bound, encrypted=self.network.ssl_certfile is not None)
+        waits = {
+            "max_waiting": self.limits.max_waiting,
+            "max_waiting_tokens": self.limits.max_waiting_tokens,
+        }
+        if self.on_ray.ray is not None:
+            address = bound.getsockname()[:2]
+            bound.close()  # for Ray Serve to take it
+            return serve_on_ray(
+                self.on_ray,
+                partial(self.make_engine, drafting),
+                settings,
+                address=address,
+                cpus=self.model.threads or 1,
+                requests=self.max_num_seqs,
+                limits=waits,
+                ready=lambda: None if self.quiet else notes.print(f"Paceline serves {url}/v1 on Ray", soft_wrap=True),
+            )
+        with nullcontext() if self.quiet else waiting(notes, f"loading {self.model.model or 'the embedded pair'}"):
+            engine = self.make_engine(drafting)
+        app = make_app(engine, settings, **waits)
 
         def say(words: str) -> None:
             if not self.quiet:
@@ -148,6 +161,21 @@ class Serve(Command):
         if interrupted(process):
             return EXIT_INTERRUPTED
         return EXIT_OK if process.complete else EXIT_DIFFERENT
+
+    def make_engine(self, drafting: DraftOptions) -> "Engine":
+        """The engine, with the model loaded."""
+        from paceline.api import Engine
+
+        target = self._target()
+        return Engine(
+            target,
+            drafter=drafting.choose(target),
+            verifier=drafting.verifier,
+            num_draft_tokens=drafting.count,
+            batch_size=self.max_num_seqs,
+            max_length=self.max_model_len,
+            profile=self.profile or "auto",
+        )
 
     def _target(self) -> "Loaded":
         if self.model.model:

@@ -136,15 +136,15 @@ class ResultFile:
             if finished.found not in (None, _found(path, errors)):
                 raise ValueError(f"{path}: another run has written it meanwhile: run the same command again")
             self._data = [self._take(one, os.O_WRONLY) for one in self._paths]
+            for file, size in zip(self._data, self._sizes, strict=False):
+                os.ftruncate(file, size)
+            if not finished.num_written and not finished.waiting:
+                os.ftruncate(self._journal, 0)
+            self._advance()
         except BaseException:
             for file in self._open:
                 os.close(file)
             raise
-        for file, size in zip(self._data, self._sizes, strict=False):
-            os.ftruncate(file, size)
-        if not finished.num_written and not finished.waiting:
-            os.ftruncate(self._journal, 0)
-        self._advance()
 
     @property
     def num_written(self) -> int:

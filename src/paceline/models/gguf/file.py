@@ -95,8 +95,8 @@ def _parts(path: Path) -> list[Path]:
     found = PART.search(path.name)
     if found is None:
         return [path]
-    stem, count = path.name[: found.start()], int(found[2])
-    parts = [path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
+    title, count = path.name[: found.start()], int(found[2])
+    parts = [path.with_name(f"{title}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
     missing = [part.name for part in parts if not part.is_file()]
     if missing or not parts:
         raise GgufError(f"{path}: part {missing[0] if missing else '1'} of {count} is not beside it; fetch all parts")

@@ -1,0 +1,287 @@
+"""Does a server stay right, and its memory flat, under many clients of mixed requests; and what does it cost?
+
+Clients ask ``paceline serve``, in a process of its own, for whole answers and streams with all sorts of options, and
+some leave in the middle. Then every finished answer is decoded again by a plain engine in this process: the texts must
+be equal. Beside that, eight clients that stream are timed against the same engine without a server, and against vLLM's.
+"""
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import psutil
+
+from benchmarks.load_clients import Answered, besiege, stream_all
+from benchmarks.load_vllm import vllm_serving
+from benchmarks.serving import DRAFT_TOKENS, MODEL, NONE, serving, words_of
+from benchmarks.study import (
+    Draft,
+    Precision,
+    Progress,
+    Study,
+    Target,
+    Timing,
+    Turns,
+    check_counts,
+    conditions_of,
+    date,
+    named,
+    option,
+    pair_of,
+    run_cells,
+    time_cells,
+)
+from paceline.api import Engine, SamplingParams, load
+from paceline.bench.columns import Column, Section
+from paceline.bench.peers.vllm import VARIABLE
+from paceline.bench.raw import RawFile, Record
+from paceline.bench.statistics import estimate
+
+SOAK, RATE = "soak", "rate"
+OFFLINE, AGAIN, SERVED, VLLM = "offline", "offline again", "served", "vllm"
+PROMPT = "def quicksort(items):\n"
+MIB = 1 << 20
+WARM_UP = 0.2  # of the samples of memory, which prove nothing
+EVERY = 1.0  # seconds between two of them
+SETTLING = 10.0  # seconds in which rows must be free again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A siege, or the rate of so many clients with a drafter."""
+
+    what: str
+    drafter: str
+    num_clients: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.what}, {self.num_clients} clients, drafter: {self.drafter}"
+
+
+class Memory(threading.Thread):
+    """Samples what a process occupies, [seconds, MiB], until it is stopped."""
+
+    def __init__(self, process: int) -> None:
+        super().__init__(daemon=True)
+        self.process, self.samples, self.over = psutil.Process(process), list[tuple[float, float]](), threading.Event()
+
+    def run(self) -> None:
+        begin = time.monotonic()
+        while not self.over.wait(EVERY):
+            self.samples.append((time.monotonic() - begin, self.process.memory_info().rss / MIB))
+
+
+def growth_of(samples: Sequence[tuple[float, float]]) -> Any:
+    """MiB by which the last third of the samples after the warm-up exceeds the first, with an interval."""
+    kept = [value for _, value in samples[round(WARM_UP * len(samples)) :]]
+    third = max(1, len(kept) // 3)
+    before = float(np.median(kept[:third]))
+    return estimate([value - before for value in kept[-third:]])
+
+
+def differences(answered: Sequence[Answered], engine: Engine) -> list[str]:
+    """Finished answers that are not the engine's, in words."""
+    wrong: list[str] = []
+    for one in answered:
+        if one.texts is None:
+            continue
+        results = engine.submit(one.asked.prompt, SamplingParams(**one.asked.options)).drain()
+        texts, count = [result.text for result in results], sum(len(result.token_ids) for result in results)
+        if texts != one.texts or count != one.num_tokens:
+            wrong.append(f"request {one.asked.number}: {one.texts!r} of {one.num_tokens}, offline {texts!r} of {count}")
+    return wrong
+
+
+def num_running(connection: HTTPConnection) -> int:
+    """Requests that the server has, after it had time to let those go whose clients have left."""
+    end = time.monotonic() + SETTLING
+    while True:
+        connection.request("GET", "/load")
+        found = int(json.loads(connection.getresponse().read())["server_load"])
+        if not found or time.monotonic() > end:
+            return found
+        time.sleep(0.1)
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """p50 and p99, in milliseconds."""
+    return {f"p{which}": 1000 * float(np.percentile(values, which)) for which in (50, 99)} if values else {}
+
+
+def ratio(name: str) -> Any:
+    """Rate of what is served over that of ``name``."""
+
+    def found(record: Record) -> Any:
+        seconds: Mapping[str, Sequence[float]] = record["seconds"]
+        if name not in seconds:
+            return None
+        return estimate([other / own for other, own in zip(seconds[name], seconds[SERVED], strict=True)])
+
+    return found
+
+
+def control(record: Record) -> float:
+    """Time of the engine without a server over its own time."""
+    return float(np.median(record["seconds"][AGAIN]) / np.median(record["seconds"][OFFLINE]))
+
+
+SOAKS: list[Column[Record]] = [
+    Column("clients", "cell.num_clients"),
+    Column("minutes", lambda record: record["seconds_run"] / 60, ".1f"),
+    Column("answers", "finished"),
+    Column("left", "left"),
+    Column("failed", "failed"),
+    Column("different", "different"),
+    Column("still running", "running"),
+    Column("MiB grown", lambda record: growth_of(record["memory"]), ".2f"),
+    Column("first token p50", "first.p50", ".0f"),
+    Column("p99 ms", "first.p99", ".0f"),
+    Column("token p50", "per_token.p50", ".1f"),
+    Column("p99 ms ", "per_token.p99", ".1f"),
+]
+RATES: list[Column[Record]] = [
+    Column("drafter", "cell.drafter", left=True),
+    Column("clients", "cell.num_clients"),
+    Column("tokens/s", lambda record: record["num_tokens"] / estimate(record["seconds"][SERVED]).value, ".1f"),
+    Column("of offline", ratio(OFFLINE), ".3f"),
+    Column("of vLLM's", ratio(VLLM), ".3f"),
+    Column("control", control, ".3f"),
+]
+NOTES = [
+    "different: finished answers that a plain engine in another process does not give, of all that finished",
+    "MiB grown: the server's memory in the last third of the time over that in the first, after a fifth that is left "
+    "out; median [95 % interval]",
+    "token: time between the first and the last token of a stream, of each token, as its client sees it",
+    "of offline: rate over that of the same engine given the same prompts at once without a server, paired repeats",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load(Study):
+    """Does a server stay right, and its memory flat, under many clients of mixed requests; and what does it cost?"""
+
+    kind: ClassVar[str] = "load"
+    title: ClassVar[str] = "Load"
+
+    target: Target = None
+    draft: Draft = None
+    dtype: Precision = "float32"
+    minutes: Annotated[float, option("Of the siege; 0 leaves it out.")] = 20.0
+    clients: Annotated[int, option("Of the siege.")] = 32
+    streams: Annotated[int, option("Clients whose rate is measured.")] = 8
+    num_tokens: Annotated[int, option("Of each of their requests.")] = 128
+    repeats: Annotated[int, option("Of these.")] = 5
+    vllm: Annotated[Path | None, option(f"Python of vLLM, whose server is timed too; or {VARIABLE}.")] = None
+
+    def check(self) -> None:
+        """Raise ValueError for counts that leave nothing."""
+        check_counts(clients=self.clients, streams=self.streams, num_tokens=self.num_tokens, repeats=self.repeats)
+        if not self.minutes >= 0:
+            raise ValueError(f"--minutes {self.minutes}: give a number of at least 0")
+
+    def measure(self, raw: RawFile, say: Progress) -> None:
+        """Put into ``raw`` what it lacks."""
+        paths = pair_of(self.target, self.draft)
+        conditions = conditions_of(named(paths), self.dtype, rows=self.streams, draft_tokens=DRAFT_TOKENS)
+        run = raw.begin(conditions, date)
+        keep = partial(time_cells, raw=raw, identify=run_cells(self.kind, run), say=say)
+        if self.minutes:
+            cell = Cell(what=SOAK, drafter=MODEL, num_clients=self.clients)
+            found: list[Record] = []
+            soak = partial(self._soak, paths, found, say)
+            turns = Turns(calls={SERVED: soak}, controls={}, found=lambda taken: found[-1])
+            keep([cell], lambda _: turns, timing=Timing(repeats=1, seconds=0.0), warm_up=0)
+        for drafter in (NONE, MODEL):
+            cell = Cell(what=RATE, drafter=drafter, num_clients=self.streams)
+            with ExitStack() as stack:
+                keep([cell], partial(self._rates, paths, stack), timing=Timing(repeats=self.repeats, seconds=0.0))
+
+    def _soak(self, paths: Sequence[Path], found: list[Record], say: Progress) -> None:
+        with serving(words_of(paths, MODEL, self.dtype)) as connection:
+            owner = next(one.pid for one in psutil.Process().children() if "serve" in one.cmdline())
+            memory = Memory(owner)
+            memory.start()
+            url, seconds = f"http://{connection.host}:{connection.port}", 60 * self.minutes
+            answered = asyncio.run(besiege(url, num_clients=self.clients, seconds=seconds))
+            memory.over.set()
+            connection.close()
+            running = num_running(connection)
+        say("comparing every answer with the offline engine's")
+        engine = Engine(load(paths[0], dtype=self.dtype, device="cpu"), drafter="none", batch_size=2)
+        wrong = differences(answered, engine)
+        failed = [one.error for one in answered if one.error is not None]
+        finished = [one for one in answered if one.texts is not None]
+        found.append(
+            {
+                "seconds_run": seconds,
+                "finished": len(finished),
+                "left": len(answered) - len(finished) - len(failed),
+                "failed": len(failed),
+                "failures": failed[:5],
+                "different": len(wrong),
+                "differences": wrong[:5],
+                "running": running,
+                "memory": memory.samples,
+                "first": percentiles([one.first for one in answered if one.first is not None]),
+                "per_token": percentiles([one.per_token for one in answered if one.per_token is not None]),
+                "gaps": percentiles([gap for one in answered for gap in one.gaps]),
+            }
+        )
+
+    def _rates(self, paths: Sequence[Path], stack: ExitStack, cell: Cell) -> Turns:
+        prompts = [PROMPT] * cell.num_clients
+        body: dict[str, Any] = {"max_tokens": self.num_tokens, "temperature": 0.0, "ignore_eos": True}
+        options = SamplingParams(**body)
+        target = load(paths[0], dtype=self.dtype, device="cpu")
+        draft = load(paths[1], dtype=self.dtype, device="cpu") if cell.drafter == MODEL else None
+        count = DRAFT_TOKENS if cell.drafter == MODEL else "auto"
+        engine = Engine(target, drafter=draft, num_draft_tokens=count, batch_size=cell.num_clients)
+        connection = stack.enter_context(serving(words_of(paths, cell.drafter, self.dtype)))
+        url = f"http://{connection.host}:{connection.port}"
+
+        def offline() -> None:
+            engine.submit(prompts, options).drain()
+
+        calls = {OFFLINE: offline, SERVED: lambda: _stream(url, prompts, body), AGAIN: offline}
+        python = self.vllm or os.environ.get(VARIABLE)
+        if python is not None:
+            other = vllm_serving(str(python), paths, cell.drafter, self.dtype, cell.num_clients)
+            theirs = stack.enter_context(other)
+            calls[VLLM] = lambda: _stream(theirs, prompts, {**body, "model": "model"})
+        total = cell.num_clients * self.num_tokens
+        return Turns(
+            calls=calls,
+            controls={OFFLINE: AGAIN},
+            found=lambda taken: {"seconds": {name: list(one) for name, one in taken.items()}, "num_tokens": total},
+        )
+
+    def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Record]]:
+        """The siege, and rates."""
+        found = self.last(run, records)
+        lines = {what: [one for one in found if one["cell"]["what"] == what] for what in (SOAK, RATE)}
+        return [
+            Section(title="many clients, mixed requests", columns=SOAKS, lines=lines[SOAK]),
+            Section(title="clients that stream", columns=RATES, lines=lines[RATE]),
+        ]
+
+    def notes(self, run: Record, records: Sequence[Record]) -> list[str]:
+        """What the figures are, and what went wrong."""
+        soaks = [one for one in self.last(run, records) if one["cell"]["what"] == SOAK]
+        return [*NOTES, *(line for one in soaks for line in (*one["failures"], *one["differences"]))]
+
+
+def _stream(url: str, prompts: Sequence[str], body: dict[str, Any]) -> None:
+    count = asyncio.run(stream_all(url, prompts, body))
+    if count != len(prompts) * body["max_tokens"]:
+        raise RuntimeError(f"{url} wrote {count} tokens, not {len(prompts) * body['max_tokens']}")

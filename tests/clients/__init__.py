@@ -1,0 +1,1 @@
+"""Programs of others, unmodified, as clients of `paceline serve`."""

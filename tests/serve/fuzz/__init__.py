@@ -1,0 +1,1 @@
+"""Made-up requests to the server, and what may become of each."""
