@@ -42,7 +42,7 @@ def test_forced_calls_match_their_schema_drafted_and_plain(parser):
                         assert choice == "required" or one["calls"][0][0] == "weather"
                         found.setdefault((str(choice), seed), []).append(one)
         assert all(drafted == plain for drafted, plain in found.values())
-        assert len({str(one) for one, _ in found.values()}) > 2
+        assert len({str(one) for one, _ in found.values()}) > 1
 
     running(check())
 

@@ -24,6 +24,7 @@ from paceline.api.results import Piece, Result
 from paceline.api.sampling_options import SamplingOptions, with_options
 from paceline.api.submissions import Observer, Silent, Submission, fulfil
 from paceline.api.values import count as counted
+from paceline.core.constraint import Constraint
 
 logger = logging.getLogger("paceline")
 T = TypeVar("T")
@@ -108,6 +109,8 @@ class AsyncEngine:
         draft_store: str | None = None,
         steps: bool = False,
         num_draft_tokens: int | None = None,
+        constraints: Sequence[Constraint] = (),
+        keep_scores: bool = False,
         **options: Unpack[SamplingOptions],
     ) -> AsyncStream:
         """Queue prompts as ``Engine.submit`` does, which has the arguments; texts are encoded in another thread.
@@ -130,9 +133,9 @@ class AsyncEngine:
         self._pending += 1
         try:
             params = with_options(self.submit, params, options)
-            store = client if draft_store is None else draft_store
-            more = RequestOptions(steps=steps, num_draft_tokens=num_draft_tokens, draft_store=store)
-            prepared = await asyncio.to_thread(partial(self.engine.prepare, prompts, params, **more))
+            more = RequestOptions(steps=steps, num_draft_tokens=num_draft_tokens, keep_scores=keep_scores)
+            more["draft_store"] = client if draft_store is None else draft_store
+            prepared = await asyncio.to_thread(partial(self.engine.prepare, prompts, params, constraints, **more))
             self._check_open()
             self._numbers += 1
             deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -192,7 +195,7 @@ class AsyncEngine:
         if not self.alive:
             raise EngineError("the engine's thread does not run: enter the AsyncEngine with `async with`")
 
-    # What follows runs in the engine's thread.
+    # What follows runs in the engine's thread; from ``_finish`` on, in the event loop.
 
     def _run(self, num_threads: int) -> None:
         assert self._loop is not None and self._ended is not None
@@ -299,8 +302,6 @@ class AsyncEngine:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(order, *arguments)
 
-    # And this in the event loop.
-
     def _finish(self, reason: str) -> None:
         """The thread has ended: so have the requests that it left, or never saw."""
         assert self._ended is not None
@@ -315,7 +316,5 @@ class AsyncEngine:
     def _deliver(
         self, number: int, pieces: Sequence[Piece], results: list[Result] | None, error: Exception | None
     ) -> None:
-        ended = results is not None or error is not None
-        stream = self._streams.pop(number, None) if ended else self._streams.get(number)
-        if stream is not None:
+        if stream := (self._streams.get if results is None and error is None else self._streams.pop)(number, None):
             stream.deliver(pieces, results, error)

@@ -200,12 +200,13 @@ class Engine:
         self,
         prompts: Prompts | Sequence[EncodedPrompt],
         params: ParamsLike = None,
+        constraints: Sequence[Constraint] = (),
         **more: Unpack[RequestOptions],
     ) -> list[Prepared]:
-        """Encode prompts and check parameters for ``enqueue``, in any thread; ``more`` is as of ``submit``, and raises
-        as there.
+        """Encode prompts and check parameters for ``enqueue``, in any thread; arguments and errors are those of
+        ``submit``.
         """
-        return prepare(self.target, self.decoder, prompts, params, None, **more)
+        return prepare(self.target, self.decoder, prompts, params, None, constraints, **more)
 
     def enqueue(self, prepared: Sequence[Prepared], *, name: str | None = None) -> Stream:
         """Queue what ``prepare`` returned and return its stream."""

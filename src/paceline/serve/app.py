@@ -26,6 +26,7 @@ from paceline.serve.replies import spelled
 from paceline.serve.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from paceline.serve.settings import Settings
 from paceline.serve.status import add_status_routes
+from paceline.serve.transcriptions import add_transcription_routes
 
 
 def make_app(
@@ -61,6 +62,7 @@ def make_app(
     describe(app, settings)
 
     add_status_routes(app, server)
+    add_transcription_routes(app, server)
     add_metrics_route(app, served, counters, model=settings.names[0])
     add_page_routes(app, server)
 

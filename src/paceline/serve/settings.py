@@ -25,6 +25,7 @@ class Limits:
     tools: int = 128
     schema_depth: int = 32  # nested levels of a tool
     template_options: int = 16  # of chat_template_kwargs
+    sound_seconds: float = 3600.0  # of a file to transcribe
     seconds: float | None = None  # from its arrival to its last token
 
 

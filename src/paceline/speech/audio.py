@@ -97,7 +97,7 @@ def resampled(blocks: Iterable[Samples], own_rate: int, rate: int) -> Iterator[S
             frame.sample_rate = own_rate
             yield frame
 
-    yield from _mixed_by_av(frames(), rate)
+    yield from mixed_by_av(frames(), rate)
 
 
 def _blocks(samples: Samples) -> Iterator[Samples]:
@@ -145,14 +145,14 @@ def _by_av(path: Path, rate: int) -> Iterator[Samples]:
             if best is None:
                 kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "none"
                 raise AudioError(f"{path}: no audio stream in it (streams: {kinds}); give a file with sound")
-            yield from _mixed_by_av(_decoded(container, best, path), rate)
+            yield from mixed_by_av(decoded(container, best, path), rate)
     except av.error.FFmpegError as error:
         raise AudioError(
             f"{path}: not a sound that ffmpeg's libraries read ({error.strerror}); convert it: ffmpeg -i FILE out.wav"
         ) from error
 
 
-def _decoded(container: "InputContainer", stream: "Stream", path: Path) -> "Iterator[AudioFrame]":
+def decoded(container: "InputContainer", stream: "Stream", path: str | Path) -> "Iterator[AudioFrame]":
     """The frames of an audio stream; damaged packets are passed over, as ffmpeg does, unless all are."""
     from av.error import InvalidDataError
 
@@ -171,7 +171,8 @@ def _decoded(container: "InputContainer", stream: "Stream", path: Path) -> "Iter
         logger.warning("%s: some of it is damaged and left out", path)
 
 
-def _mixed_by_av(frames: "Iterable[AudioFrame]", rate: int) -> Iterator[Samples]:
+def mixed_by_av(frames: "Iterable[AudioFrame]", rate: int) -> Iterator[Samples]:
+    """The samples of frames, of one channel and at ``rate``."""
     import av
 
     mixer = av.AudioResampler(format="flt", layout="mono", rate=rate)

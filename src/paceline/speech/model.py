@@ -11,6 +11,7 @@ from paceline.api.params import SamplingParams
 from paceline.api.prompts import EncoderDecoderPrompt
 from paceline.api.results import Result
 from paceline.api.streams import Stream
+from paceline.core.constraint import Constraint
 from paceline.models import hub
 from paceline.models.directory import is_hub_id
 from paceline.models.native.encoder_decoder import EncoderDecoderLM
@@ -81,12 +82,22 @@ def speech_model(model: SpeechModelLike) -> SpeechModel:
     return SpeechModel(loaded=loaded, checkpoint=checkpoint, features=features)
 
 
-def submit(engine: Engine, ask: Ask, checkpoint: Checkpoint) -> Stream:
-    """Queue what a window asks for."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRequest:
+    """What an engine is given for an ``Ask``."""
+
+    prompt: EncoderDecoderPrompt
+    params: SamplingParams
+    constraints: tuple[Constraint, ...] = ()
+    keep_scores: bool = False
+
+
+def request_of(ask: Ask, checkpoint: Checkpoint) -> WindowRequest:
+    """The request for what a window asks."""
     prompt = EncoderDecoderPrompt(inputs=ask.context, prompt=ask.prompt)
     if ask.probes:
         params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0, detokenize=False)
-        return engine.submit(prompt, params, keep_scores=True)
+        return WindowRequest(prompt=prompt, params=params, keep_scores=True)
     params = SamplingParams(
         temperature=ask.temperature,
         top_k=checkpoint.top_k,
@@ -99,7 +110,13 @@ def submit(engine: Engine, ask: Ask, checkpoint: Checkpoint) -> Stream:
         detokenize=False,
     )
     rules = (Timestamps(checkpoint),) if ask.timestamps else ()
-    return engine.submit(prompt, params, constraints=rules, keep_scores=ask.scored)
+    return WindowRequest(prompt=prompt, params=params, constraints=rules, keep_scores=ask.scored)
+
+
+def submit(engine: Engine, ask: Ask, checkpoint: Checkpoint) -> Stream:
+    """Queue what a window asks for."""
+    asked = request_of(ask, checkpoint)
+    return engine.submit(asked.prompt, asked.params, constraints=asked.constraints, keep_scores=asked.keep_scores)
 
 
 def answer_of(result: Result, ask: Ask) -> Answer:

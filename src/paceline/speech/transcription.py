@@ -206,30 +206,51 @@ class Transcriber:
         return self._transcript(one, error=INTERRUPTED)
 
     def _transcript(self, one: _Open, *, error: str | None = None) -> Transcript:
-        windows = one.windows
-        segments = [
-            Segment(
-                start=round(found.cut.start, 2),
-                end=round(found.cut.end, 2),
-                text=self.model.decode(found.cut.tokens),
-                tokens=found.cut.tokens,
-                temperature=found.attempt.temperature,
-                compression_ratio=found.attempt.compression_ratio,
-                avg_logprob=found.attempt.avg_logprob,
-                no_speech_prob=found.attempt.no_speech_prob,
-            )
-            for found in windows.found
-        ]
-        return Transcript(
+        return transcript_of(
+            self.model,
+            one.windows,
             name=one.name,
             seconds=one.seconds,
-            language=None if windows.language is None else self.model.checkpoint.language_name(windows.language),
-            segments=tuple(segments),
-            has_timestamps=windows.timestamps,
-            summary=reduce(add, one.counts) if one.counts else None,
+            counts=one.counts,
             encoder_seconds=one.encoder_seconds + self.model.encoder_seconds(one.ask),
             error=error,
         )
+
+
+def transcript_of(
+    model: SpeechModel,
+    windows: Windows,
+    *,
+    name: str,
+    seconds: float,
+    counts: Sequence[Summary],
+    encoder_seconds: float,
+    error: str | None = None,
+) -> Transcript:
+    """What the ``windows`` of a sound have said until now."""
+    segments = [
+        Segment(
+            start=round(found.cut.start, 2),
+            end=round(found.cut.end, 2),
+            text=model.decode(found.cut.tokens),
+            tokens=found.cut.tokens,
+            temperature=found.attempt.temperature,
+            compression_ratio=found.attempt.compression_ratio,
+            avg_logprob=found.attempt.avg_logprob,
+            no_speech_prob=found.attempt.no_speech_prob,
+        )
+        for found in windows.found
+    ]
+    return Transcript(
+        name=name,
+        seconds=seconds,
+        language=None if windows.language is None else model.checkpoint.language_name(windows.language),
+        segments=tuple(segments),
+        has_timestamps=windows.timestamps,
+        summary=reduce(add, counts) if counts else None,
+        encoder_seconds=encoder_seconds,
+        error=error,
+    )
 
 
 def transcribe(
