@@ -103,7 +103,8 @@ class TextGrammar(Constraint):
         from llguidance import LLMatcher, LLParserLimits
 
         self.spelling, self.ends = spelling, frozenset(ends)
-        self._matcher = LLMatcher(spelling.tokenizer, definition, limits=LLParserLimits(**LIMITS))
+        limits = LLParserLimits(step_max_items=LIMITS["step_max_items"], step_lexer_fuel=LIMITS["step_lexer_fuel"])
+        self._matcher = LLMatcher(spelling.tokenizer, definition, limits=limits)
         _check(self._matcher)
         first = self._matcher.deep_copy()
         first.compute_bitmask()

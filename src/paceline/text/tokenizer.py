@@ -188,7 +188,7 @@ class Tokenizer:
                 cast(list[dict[str, str]], [dict(message) for message in messages]),  # parts are lists, too
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                tools=cast("list[dict[str, object]] | None", tools),
+                tools=cast(Any, tools),
                 return_dict=False,
                 tokenizer_kwargs={"verbose": False},
                 **(variables or {}),
