@@ -46,7 +46,7 @@ REFUSED = [  # path, body, status, field, what is said
         "response_format.type",
         "Input should be",
     ),
-    (COMPLETIONS, {"prompt": PROMPT, "structured_outputs": {"regex": "("}}, 400, None, "regex"),
+    (COMPLETIONS, {"prompt": PROMPT, "structured_outputs": {"regex": "("}}, 400, "structured_outputs", "regex"),
     (
         COMPLETIONS,
         {"prompt": PROMPT, "structured_outputs": {"regex": "a" * 70_000}},

@@ -81,7 +81,7 @@ class ChatAnswer(Answer):
         grammar = answer_grammar(tokenizer, tools=tools, thought=self.thought, schema=schema)
         return replace(params, structured_outputs={"grammar": grammar})
 
-    def refusal(self, error: ValueError) -> Exception:
+    def refusal(self, error: Exception) -> Exception:
         """Of a grammar that was made here, without the grammar."""
         _, found, reason = str(error).partition("structured_outputs: grammar: ")
         if not found or self._source is None:

@@ -113,7 +113,7 @@ class Answer(ABC):
         """``params`` with what depends on the prompts."""
         return params
 
-    def refusal(self, error: ValueError) -> Exception:
+    def refusal(self, error: Exception) -> Exception:
         """What a request is answered that the engine did not take."""
         return error
 
@@ -148,8 +148,8 @@ class Answer(ABC):
             )
         params = self.bound(params, prompts)
         check_steps(self.body, self.server.settings)
-        await self.server.grammars.check(self.server.engine.engine.target.tokenizer, params)
         try:
+            await self.server.grammars.check(self.server.engine.engine.target.tokenizer, params)
             return await self.server.engine.submit(
                 prompts,
                 params,
@@ -159,8 +159,8 @@ class Answer(ABC):
                 steps=self.body.return_steps,
                 num_draft_tokens=draft_limit(self.body.speculative_config, most=self.server.max_draft_tokens),
             )
-        except ValueError as error:
-            raise self.refusal(error) from error
+        except (ValueError, ApiError) as error:
+            raise self.refusal(error) from None
 
     async def respond(self) -> "Response":
         """Submit, and answer. Raises as ``submit`` does, before anything is sent."""
