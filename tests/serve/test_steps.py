@@ -116,6 +116,28 @@ def test_what_a_limit_cuts_off_is_in_no_path(options):
     running(check())
 
 
+def test_a_stop_string_cuts_a_path_where_the_output_ends():
+    made = engine()
+    whole = made.submit(PROMPT, SamplingParams(max_tokens=96, temperature=0.0), steps=True)
+    pieces = list(whole)
+    # A token that a draft went on after, whose text was not there before.
+    begin, chosen = 0, None
+    for at, piece in enumerate(pieces):
+        if piece.step is not None:
+            for place in range(len(piece.step.draft.path) - 1):
+                before = "".join(one.text for one in pieces[: begin + place])
+                text = pieces[begin + place].text
+                if chosen is None and text.strip() and text not in before:
+                    chosen = text
+            begin = at + 1
+    assert chosen is not None
+    cut = made.submit(PROMPT, SamplingParams(max_tokens=96, temperature=0.0, stop=[chosen]), steps=True)
+    pieces = list(cut)
+    (result,) = cut.results()
+    assert result.finish_reason == "stop" and result.stats.steps > 0
+    check_identities(steps_of_pieces(target().tokenizer, pieces), result)
+
+
 def test_probabilities_are_the_models():
     async def check():
         async with serving(steps=True) as client:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageChops
 
-from tests.serve.browser.watched import PROMPT
+from tests.serve.browser.conftest import served
+from tests.serve.browser.watched import PROMPT, Watched
 
 FOLDER = Path(__file__).parents[3] / "docs" / "pictures"
 WRITES = os.environ.get("PACELINE_PICTURES") == "write"
@@ -23,15 +24,14 @@ FONTS = "document.documentElement.style.setProperty('--sans', 'DejaVu Sans'); do
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, chromium, server):
-    """A saved run whose times are made up."""
-    from tests.serve.browser.watched import Watched
-
-    found = Watched(chromium.new_context(), server[0], server[2])
-    found.generate(PROMPT, max_tokens=72)
+def run(tmp_path_factory, chromium, embedded):
+    """A saved run whose times are made up, of a new server: which steps it takes plainly depends on those before."""
     folder = tmp_path_factory.mktemp("pictures")
-    saved = json.loads(found.downloaded("#save", folder).read_text())
-    found.close()
+    with served(embedded) as (url, _, recorder):
+        found = Watched(chromium.new_context(), url, recorder)
+        found.generate(PROMPT, max_tokens=72)
+        saved = json.loads(found.downloaded("#save", folder).read_text())
+        found.close()
     saved["created"] = "2026-01-01T00:00:00.000Z"
     for number, step in enumerate(saved["steps"]):
         parts = {"draft": 0.0031, "target": 0.0058 + 0.0003 * (number % 3), "decide": 0.0012, "rest": 0.0002}
