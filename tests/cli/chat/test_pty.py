@@ -43,13 +43,16 @@ class Terminal:
         return ESCAPES.sub("", self.raw)
 
     def until(self, words, *, after=0):
-        """Read until ``words`` are seen behind the first ``after`` characters; the number of characters seen."""
+        """Read until ``words`` are seen behind the first ``after`` characters; where they end."""
         end = time.monotonic() + SECONDS
         while words not in self.seen[after:]:
             assert time.monotonic() < end, self.seen[-2000:]
-            if select.select([self.file], [], [], 1)[0]:
-                self.raw += os.read(self.file, 1 << 16).decode(errors="replace")
-        return len(self.seen)
+            self.read()
+        return self.seen.index(words, after) + len(words)
+
+    def read(self):
+        if select.select([self.file], [], [], 1)[0]:
+            self.raw += os.read(self.file, 1 << 16).decode(errors="replace")
 
     def type(self, keys):
         os.write(self.file, keys.encode())
@@ -58,8 +61,7 @@ class Terminal:
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             try:
-                if select.select([self.file], [], [], 0.1)[0]:
-                    self.raw += os.read(self.file, 1 << 16).decode(errors="replace")
+                self.read()
             except OSError:  # the process has ended
                 return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         raise AssertionError(self.seen[-2000:])
@@ -71,22 +73,20 @@ def test_a_session_in_a_terminal(tmp_path):
     terminal = Terminal(*words, "--num-draft-tokens", 4, "--max-tokens", 450, "--ignore-eos", folder=tmp_path)
     try:
         at = terminal.until("Ctrl-D leaves")
-        at = terminal.until("> ", after=at)
+        at = terminal.until(">", after=at)
         terminal.type(f"{ASKED}\r")
-        terminal.until("\x1b[32m" and ASKED, after=at)
+        at = terminal.until(ASKED, after=at)
         while terminal.raw.count("\x1b[32m") < 3:  # drafted tokens, as they come
-            terminal.until("", after=0)
-            if select.select([terminal.file], [], [], SECONDS)[0]:
-                terminal.raw += os.read(terminal.file, 1 << 16).decode(errors="replace")
+            terminal.read()
         terminal.type("\x03")
-        at = terminal.until("stopped by you")
+        at = terminal.until("\n>", after=terminal.until("stopped by you"))
         terminal.type("/set max_tokens 8\r")
-        at = terminal.until("max_tokens 8", after=terminal.until("\n", after=at))
+        at = terminal.until("\n>", after=terminal.until("\nmax_tokens 8", after=at))
         terminal.type("/retry\r")
-        at = terminal.until("stopped by max_tokens 8", after=at)
+        at = terminal.until("\n>", after=terminal.until("stopped by max_tokens 8", after=at))
         assert re.search(r"8 tokens in \d+\.\d\d s: \d+ tokens/s", terminal.seen)
-        terminal.type("/save talk.json\r".replace("talk", str(tmp_path / "talk")))
-        terminal.until("saved as", after=at)
+        terminal.type(f"/save {tmp_path / 'talk.json'}\r")
+        terminal.until("\n>", after=terminal.until("saved as", after=at))
         terminal.type("\x04")
         assert terminal.exit_code() == 0
     except BaseException:
