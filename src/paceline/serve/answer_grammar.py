@@ -99,10 +99,11 @@ def _calls(tokenizer: Tokenizer, tools: Tools, *, text: bool, but: Sequence[str]
 
     opened = (*form.before[1:], OPENING) if form.marked else ()
     more = f"({spelled((*form.between, OPENING))} function)*" if tools.parallel else ""
+    schemas = {name: {**schema, **ARGUMENTS} for name, schema in tools.callable.items()}
     functions = [
         f'function_{number}: {json.dumps(form.head(name))} arguments_{number} "}}"\n'
-        f"arguments_{number}: %json {json.dumps({**schema, **ARGUMENTS})}"
-        for number, (name, schema) in enumerate(tools.callable.items())
+        f"arguments_{number}: %json {json.dumps(schema)}"
+        for number, (name, schema) in enumerate(schemas.items())
     ]
     return [
         opening,
