@@ -78,7 +78,7 @@ def test_an_unchanged_file_is_not_sent_again():
     running(check())
 
 
-def test_the_page_is_reported_what_it_may_ask_for():
+def test_the_page_learns_what_it_may_ask_for():
     async def check():
         async with serving(steps=True) as client:
             about = (await client.get("/page/about")).json()
