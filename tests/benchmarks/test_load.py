@@ -11,7 +11,7 @@ from tests.serve.listening import listening
 from tests.serve.served import target
 
 
-def test_what_clients_are_told_is_compared_with_the_offline_engine():
+def test_what_clients_got_is_compared_with_the_offline_engine():
     with listening(batch_size=3) as server:
         answered = asyncio.run(besiege(server.url, num_clients=4, seconds=1.0))
     finished = [one for one in answered if one.texts is not None]

@@ -128,8 +128,8 @@ class StepOutput:
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     draft: DraftTree | None = None  # if the request asks for it
     no_draft: str | None = None  # why there was none
-    seconds: PhaseSeconds = field(default_factory=PhaseSeconds)  # of the whole step
-    num_rows: int = 1  # that took part in it
+    seconds: PhaseSeconds = field(default_factory=PhaseSeconds, compare=False)  # of the whole step
+    num_rows: int = field(default=1, compare=False)  # that took part in it
     finish: Finish = Finish.RUNNING
     error: Exception | None = None
 
