@@ -18,7 +18,7 @@ from paceline.serve.completions import CompletionAnswer
 from paceline.serve.counters import Counters
 from paceline.serve.errors import ApiError, add_handlers
 from paceline.serve.generation import Server
-from paceline.serve.guard import Guard
+from paceline.serve.guard import Guard, client_of
 from paceline.serve.metrics import add_metrics_route
 from paceline.serve.openapi import describe
 from paceline.serve.page import add_page_routes
@@ -119,8 +119,3 @@ def make_app(
         return JSONResponse({"prompt": server.tokenizer.decode(body.tokens, skip_special=False)})
 
     return app
-
-
-def client_of(request: Request) -> str:
-    """Whose request it is, for fairness and for what drafters may copy from: the client's key, else its address."""
-    return request.headers.get("authorization") or (request.client.host if request.client else "")

@@ -5,6 +5,7 @@ import hmac
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.serve.errors import ApiError, response_of
@@ -88,6 +89,11 @@ class Guard:
         if origin and origin not in self.settings.allowed_origins and not own:
             return f"origin {origin!r:.80}: allow its scripts with --allowed-origins"
         return None
+
+
+def client_of(request: Request) -> str:
+    """Whose request it is, for fairness and for what drafters may copy from: the client's key, else its address."""
+    return request.headers.get("authorization") or (request.client.host if request.client else "")
 
 
 def _name(url: str) -> str | None:

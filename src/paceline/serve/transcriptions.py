@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from paceline.serve.errors import ApiError
 from paceline.serve.generation import Server
+from paceline.serve.guard import client_of
 from paceline.speech.async_transcription import asking, transcribed
 from paceline.speech.model import SpeechModel, speech_model
 from paceline.speech.options import SpeechOptions
@@ -65,41 +67,29 @@ def add_transcription_routes(app: FastAPI, server: Server) -> None:
             sound = await asyncio.to_thread(read_upload, data, hears.features.rate, most_seconds=limits.sound_seconds)
         except ValueError as error:
             raise ApiError(400, str(error), param="file") from error
-        client = request.headers.get("authorization") or (request.client.host if request.client else "")
-        generate = asking(server.engine, client=client, timeout=limits.seconds)
+        generate = asking(server.engine, client=client_of(request), timeout=limits.seconds)
         return _response(await transcribed(sound, hears, options, generate), shape, task)
 
-    @app.post("/v1/audio/transcriptions")
-    async def transcriptions(
-        request: Request,
-        file: UploadFile,
-        model: Annotated[str | None, Form()] = None,
-        language: Annotated[str | None, Form()] = None,
-        prompt: Annotated[str | None, Form()] = None,
-        response_format: Annotated[str | None, Form()] = None,
-        temperature: Annotated[float | None, Form()] = None,
-        seed: Annotated[int | None, Form(ge=0)] = None,
-        stream: Annotated[bool | None, Form()] = None,
-    ) -> Response:
-        fields = {"model": model, "language": language, "prompt": prompt, "response_format": response_format}
-        more = {"temperature": temperature, "seed": seed, "stream": stream}
-        return await answer(request, "transcribe", file, fields | more)
+    def route(task: str) -> Callable[..., Awaitable[Response]]:
+        async def transcribe(
+            request: Request,
+            file: UploadFile,
+            model: Annotated[str | None, Form()] = None,
+            language: Annotated[str | None, Form()] = None,
+            prompt: Annotated[str | None, Form()] = None,
+            response_format: Annotated[str | None, Form()] = None,
+            temperature: Annotated[float | None, Form()] = None,
+            seed: Annotated[int | None, Form(ge=0)] = None,
+            stream: Annotated[bool | None, Form()] = None,
+        ) -> Response:
+            fields = {"model": model, "language": language, "prompt": prompt, "response_format": response_format}
+            more = {"temperature": temperature, "seed": seed, "stream": stream}
+            return await answer(request, task, file, fields | more)
 
-    @app.post("/v1/audio/translations")
-    async def translations(
-        request: Request,
-        file: UploadFile,
-        model: Annotated[str | None, Form()] = None,
-        language: Annotated[str | None, Form()] = None,
-        prompt: Annotated[str | None, Form()] = None,
-        response_format: Annotated[str | None, Form()] = None,
-        temperature: Annotated[float | None, Form()] = None,
-        seed: Annotated[int | None, Form(ge=0)] = None,
-        stream: Annotated[bool | None, Form()] = None,
-    ) -> Response:
-        fields = {"model": model, "language": language, "prompt": prompt, "response_format": response_format}
-        more = {"temperature": temperature, "seed": seed, "stream": stream}
-        return await answer(request, "translate", file, fields | more)
+        return transcribe
+
+    for name, task in (("transcriptions", "transcribe"), ("translations", "translate")):
+        app.post(f"/v1/audio/{name}", name=name)(route(task))
 
 
 def _response(found: Transcript, shape: str, task: str) -> Response:
@@ -120,9 +110,9 @@ def _response(found: Transcript, shape: str, task: str) -> Response:
             "text": segment.text,
             "tokens": list(segment.tokens),
             "temperature": segment.temperature,
-            "avg_logprob": segment.avg_logprob or 0.0,
+            "avg_logprob": segment.avg_logprob,
             "compression_ratio": segment.compression_ratio,
-            "no_speech_prob": segment.no_speech_prob or 0.0,
+            "no_speech_prob": segment.no_speech_prob,
         }
         for number, segment in enumerate(found.segments)
     ]
