@@ -166,7 +166,7 @@ def test_markup_in_prompts_stays_text(opened):
 
 
 def test_the_key_is_asked_for_by_the_browser_and_covers_the_page(chromium, embedded):
-    with served(embedded, api_key="secret") as (url, _, recorder):
+    with served(embedded, api_keys=("secret",)) as (url, _, recorder):
         with chromium.new_context() as context:
             assert context.request.get(url).status == 401
         context = chromium.new_context(http_credentials={"username": "me", "password": "secret"})

@@ -14,7 +14,8 @@ PROMPT = '''class Stack:
 
     def push(self, item):
 '''
-BODY = {"temperature": 0.6, "seed": 7, "max_tokens": 48, "num_draft_tokens": 4, "return_steps": True}
+BODY = {"temperature": 0.6, "seed": 7, "max_tokens": 48, "return_steps": True}
+BODY["speculative_config"] = {"num_speculative_tokens": 4}
 
 
 class Recorder:
