@@ -184,7 +184,7 @@ def test_stop_tokens_that_come_too_early_for_any_row_have_recordings_of_their_ow
     assert made.runner.recorder.num_recorded == 2
 
 
-@pytest.mark.parametrize("asks", [{"logprobs": 2}, {"rejected": True}])
+@pytest.mark.parametrize("asks", [{"logprobs": 2}, {"drafts": True}])
 def test_steps_that_report_more_are_called_and_leave_nothing_behind(asks):
     asking = [Request(tokens=[5, 9], max_tokens=6, **asks)]
     plain, made = Side(NoDrafter()), Side(NoDrafter(), graphs=RecordedGraphs())
