@@ -23,6 +23,8 @@ from paceline.serve.metrics import add_metrics_route
 from paceline.serve.openapi import describe
 from paceline.serve.page import add_page_routes
 from paceline.serve.replies import spelled
+from paceline.serve.response_body import ResponsesBody
+from paceline.serve.responses import ResponseAnswer
 from paceline.serve.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from paceline.serve.settings import Settings
 from paceline.serve.status import add_status_routes
@@ -92,6 +94,10 @@ def make_app(
     @app.post("/v1/chat/completions")
     async def chat(body: ChatBody, request: Request) -> Response:
         return await ChatAnswer(server, body, client_of(request)).respond()
+
+    @app.post("/v1/responses")
+    async def responses(body: ResponsesBody, request: Request) -> Response:
+        return await ResponseAnswer(server, body, client_of(request)).respond()
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> JSONResponse:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import Any
 
 from paceline.api.params import SamplingParams
 from paceline.api.results import Piece, Result
@@ -24,7 +24,6 @@ QUOTED = re.compile(r"\s+\d+ \| ")  # before the lines of a grammar that llguida
 TAIL = 32  # tokens at the end of a prompt that may open reasoning
 
 
-@final
 class ChatAnswer(Answer):
     """Of ``/v1/chat/completions``."""
 
@@ -115,19 +114,19 @@ class ChatAnswer(Answer):
         return found
 
     def choice(self, result: Result) -> dict[str, object]:
-        parts = self._reader().whole(result.text or "")
+        parts = self.reader().whole(result.text or "")
         pairs = None if result.logprobs is None else list(zip(result.token_ids, result.logprobs, strict=True))
         return {
             "index": self.number(result),
             "message": self._message(parts),
-            "logprobs": self._logprobs(pairs),
+            "logprobs": self.logprobs(pairs),
             "finish_reason": self._reason(reason_of(result), called=bool(parts.calls)),
             "stop_reason": result.stop_reason,
             **({"token_ids": list(result.token_ids)} if self.body.return_token_ids else {}),
         }
 
     def change(self, number: int, pieces: Sequence[Piece]) -> dict[str, object] | None:
-        reader = self._readers.setdefault(number, self._reader())
+        reader = self._readers.setdefault(number, self.reader())
         reason = reason_of(pieces[-1])
         parts = reader.push("".join(piece.text for piece in pieces), ended=reason is not None)
         pairs = [(piece.token, piece.logprob) for piece in pieces if piece.logprob is not None]
@@ -136,12 +135,13 @@ class ChatAnswer(Answer):
             return None
         return {
             "delta": self._delta(parts),
-            "logprobs": self._logprobs(pairs or None),
+            "logprobs": self.logprobs(pairs or None),
             "finish_reason": self._reason(reason, called=reader.called),
             **({"token_ids": [piece.token for piece in pieces]} if self.body.return_token_ids else {}),
         }
 
-    def _reader(self) -> MessageReader:
+    def reader(self) -> MessageReader:
+        """A reader of one output's text."""
         return MessageReader(self.tools, self.thought)
 
     def _message(self, parts: Parts) -> dict[str, object]:
@@ -165,7 +165,8 @@ class ChatAnswer(Answer):
             delta["tool_calls"] = [{"index": call.index, **call.json} for call in parts.calls]
         return delta
 
-    def _logprobs(self, pairs: Sequence[tuple[int, Any]] | None) -> dict[str, object] | None:
+    def logprobs(self, pairs: Sequence[tuple[int, Any]] | None) -> dict[str, Any] | None:
+        """Those of tokens."""
         if pairs is None:
             return None
         return chat_logprobs(self.server.tokenizer, pairs, as_ids=self.body.return_tokens_as_token_ids)

@@ -1,6 +1,6 @@
 """Requests that come from files: checked and answered as the server's routes do it, without HTTP."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,9 +13,11 @@ from paceline.serve.chats import ChatAnswer
 from paceline.serve.completions import CompletionAnswer
 from paceline.serve.errors import ApiError, api_error, body_of, invalid_body
 from paceline.serve.generation import Answer, Server, check_model
+from paceline.serve.response_body import ResponsesBody
+from paceline.serve.responses import ResponseAnswer, response_params
 from paceline.serve.sampling import chat_params, completion_params
 from paceline.serve.schema import ChatBody, CompletionBody, GenerationBody
-from paceline.serve.settings import Settings
+from paceline.serve.settings import Limits, Settings
 
 CLIENT = "batch"  # whose outputs drafters may copy from: those of one file are of one client
 Answered: TypeAlias = tuple[int, dict[str, object], Sequence[Result]]  # status, body, and the outputs that are in it
@@ -23,24 +25,21 @@ Answered: TypeAlias = tuple[int, dict[str, object], Sequence[Result]]  # status,
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What the requests of a route are."""
+    """What the requests of a route are. ``params`` raises ApiError."""
 
-    body: type[GenerationBody]
-    answer: type[Answer]
-
-    def params(self, body: Any, settings: Settings) -> SamplingParams:
-        """Those of a body. Raises ApiError."""
-        read = chat_params if self.body is ChatBody else completion_params
-        return read(body, settings.limits)
+    body: type[GenerationBody | ResponsesBody]
+    answer: Callable[[Server, Any, str], Answer]
+    params: Callable[[Any, Limits], SamplingParams]
 
 
 ROUTES = {
-    "/v1/completions": Route(CompletionBody, CompletionAnswer),
-    "/v1/chat/completions": Route(ChatBody, ChatAnswer),
+    "/v1/completions": Route(CompletionBody, CompletionAnswer, completion_params),
+    "/v1/chat/completions": Route(ChatBody, ChatAnswer, chat_params),
+    "/v1/responses": Route(ResponsesBody, ResponseAnswer, response_params),
 }
 
 
-def read_body(url: str, given: Mapping[str, Any], settings: Settings) -> GenerationBody:
+def read_body(url: str, given: Mapping[str, Any], settings: Settings) -> GenerationBody | ResponsesBody:
     """The body of a request to ``url``, one of ROUTES. Raises ApiError for what the server refuses before it reads a
     prompt, and for a stream.
     """
@@ -52,7 +51,7 @@ def read_body(url: str, given: Mapping[str, Any], settings: Settings) -> Generat
     check_model(settings, body.model)
     if body.stream:
         raise ApiError(400, "stream=True: the answers of a batch are whole: leave it out", param="stream")
-    route.params(body, settings)
+    route.params(body, settings.limits)
     return body
 
 

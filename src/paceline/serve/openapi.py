@@ -9,12 +9,17 @@ from fastapi.openapi.utils import get_openapi
 from paceline.api.params import MAX_PENALTY, MOST_COUNT
 from paceline.api.structured import KINDS
 from paceline.api.values import LARGEST, MOST_ID
+from paceline.serve.response_body import REFUSED, TAKEN
 from paceline.serve.sampling import NOT_TAKEN
 from paceline.serve.schema import IGNORED, SAMPLING
 from paceline.serve.settings import Settings
 
 Schema = dict[str, Any]
-SAMPLED = ("CompletionBody", "ChatBody")  # bodies that have the sampling options beside their own fields
+SAMPLED = (
+    "CompletionBody",
+    "ChatBody",
+    "ResponsesBody",
+)  # bodies that have the sampling options beside their own fields
 ERRORS = {  # of every route; those in BODIED only where there is a body
     "400": "A field has a value that it cannot have, which the message names with its limit.",
     "401": "The key is missing or wrong.",
@@ -111,6 +116,19 @@ ANSWERS: dict[str, Schema] = {  # of the routes whose answers are not models of 
     "/v1/models/{name}": MODEL,
     "/v1/completions": _answer("text_completion", {"text": {"type": "string"}}),
     "/v1/chat/completions": _answer("chat.completion", {"message": MESSAGE}),
+    "/v1/responses": {
+        "type": "object",
+        "required": ["id", "object", "created_at", "status", "model", "output", "usage"],
+        "properties": {
+            "id": {"type": "string"},
+            "object": {"const": "response"},
+            "created_at": {"type": "integer"},
+            "status": {"enum": ["completed", "incomplete", "cancelled"]},
+            "model": {"type": "string"},
+            "output": {"type": "array", "items": {"type": "object", "required": ["id", "type", "status"]}},
+            "usage": {"type": "object", "required": ["input_tokens", "output_tokens", "total_tokens"]},
+        },
+    },
     "/tokenize": {
         "type": "object",
         "required": ["count", "max_model_len", "tokens", "token_strs"],
@@ -205,10 +223,14 @@ def _complete(page: Schema, settings: Settings) -> None:
     schemas["Error"] = ERROR
     for name in SAMPLED:
         own = schemas[name]["properties"]
-        schemas[name]["properties"] = sampling_options(settings) | own
+        options = sampling_options(settings)
+        if name == "ResponsesBody":
+            options = {one: found for one, found in options.items() if one in TAKEN and one not in REFUSED}
+        schemas[name]["properties"] = options | own
         schemas[name]["not"] = {"anyOf": [{"required": [one]} for one in NOT_TAKEN if one not in own]}
         schemas[name]["additionalProperties"] = {"type": "null"}
-        own["n"]["maximum"] = settings.limits.samples
+        if "n" in own:
+            own["n"]["maximum"] = settings.limits.samples
     for schema in schemas.values():
         _take_nulls(schema)
     if settings.api_keys:
@@ -241,6 +263,7 @@ def _complete_operation(path: str, operation: Schema, *, keyed: bool) -> None:
         answers["200"].pop("content", None)
     if path in TEXTS:
         answers["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
-    if "completions" in path:
-        stream = {"type": "string", "description": "With stream: events of chunks, the last of which is [DONE]."}
+    if "completions" in path or path == "/v1/responses":
+        last = "[DONE]" if "completions" in path else "the whole response"
+        stream = {"type": "string", "description": f"With stream: events, the last of which is {last}."}
         answers["200"]["content"]["text/event-stream"] = {"schema": stream}

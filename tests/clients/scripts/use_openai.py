@@ -42,8 +42,13 @@ for wrong, kind in (
         raise SystemExit(f"{wrong} was not refused")
     except kind as error:
         assert error.body["message"] and error.body["code"] == error.status_code
+answer = dict(model=model, input="Write a function.", max_output_tokens=16, temperature=0)
+response = client.responses.create(**answer)
+assert response.output_text and response.usage.output_tokens <= 16
+with client.responses.stream(**answer) as stream:
+    seen = [event.type for event in stream]
+    assert stream.get_final_response().output_text == response.output_text
+assert seen[0] == "response.created" and seen[-1] in ("response.completed", "response.incomplete")
 with client.completions.create(**{**asked, "max_tokens": 200}, stream=True) as leaving:
     next(iter(leaving))
-print(
-    "models, completions (logprobs, n, stop, seed), streams with usage, chats, json_schema, drafts off, errors, leaving"
-)
+print("models, completions (logprobs, n, stop, seed), streams with usage, chats, schemas, responses, no drafts, errors")

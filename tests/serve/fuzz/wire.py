@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 SEED = {"prompt": [5, 9, 2], "max_tokens": 3, "seed": 5, "stop": ["ab"], "logit_bias": {"3": 1.5}, "n": 2}
 CHAT = {"messages": [{"role": "user", "content": [{"type": "text", "text": "ab"}]}], "max_tokens": 3}
 TOKENS = {"tokens": [1, 2, 3]}
-PATHS = {"/v1/completions": SEED, "/v1/chat/completions": CHAT, "/tokenize": {"prompt": "ab"}, "/detokenize": TOKENS}
+ITEMS = {"input": [{"role": "user", "content": [{"type": "input_text", "text": "ab"}]}], "max_output_tokens": 3}
+PATHS = {
+    "/v1/completions": SEED,
+    "/v1/chat/completions": CHAT,
+    "/v1/responses": ITEMS,
+    "/tokenize": {"prompt": "ab"},
+    "/detokenize": TOKENS,
+}
 PIECES = st.sampled_from(
     [
         b"\xff",

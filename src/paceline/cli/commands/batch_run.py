@@ -37,9 +37,9 @@ HELP = "Answer files of requests in OpenAI's batch format."
 class BatchRun(Command):
     """Answer the requests of a file in OpenAI's batch format, as the server would.
 
-    Each line of INPUT is {"custom_id", "method": "POST", "url", "body"}, where url is /v1/chat/completions or
-    /v1/completions. Each gives one line of OUTPUT, in order: {"id", "custom_id", "response", "error"}. An invalid
-    request fails alone; a file in which a custom_id stands twice is refused before any work is done.
+    Each line of INPUT is {"custom_id", "method": "POST", "url", "body"}, where url is /v1/chat/completions,
+    /v1/completions or /v1/responses. Each gives one line of OUTPUT, in order: {"id", "custom_id", "response", "error"}.
+    An invalid request fails alone; a file in which a custom_id stands twice is refused before any work is done.
 
     After an interruption of any kind, the same command continues where it stopped.
 
