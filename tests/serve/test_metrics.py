@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from paceline.api.async_engine import AsyncEngine
 from paceline.serve.counters import Counters, Distribution
 from paceline.serve.metrics import Metrics
+from tests.api.checkpoints import pair
 from tests.serve.served import PROMPT, engine, events, running, serving
 
 DRAFTS = "vllm:spec_decode_num_"
@@ -152,6 +153,32 @@ def test_drafts_of_requests_beside_each_other_keep_their_own_lengths():
     running(check())
 
 
+def test_a_request_chooses_among_the_drafters_of_the_server():
+    async def check():
+        drafters = ["suffix", str(pair().draft)]
+        async with serving(drafter=drafters, num_draft_tokens="auto", steps=True) as client:
+            body = {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True, "temperature": 0, "stream": True}
+            texts, drafted = set(), {}
+            for _ in range(3):  # which the controller learns from
+                for method in ("suffix", "draft_model", "none"):
+                    asked = {**body, "return_steps": True, "speculative_config": {"method": method}}
+                    found = [
+                        choice
+                        for event in await events(client, "/v1/completions", asked)
+                        for choice in event["choices"]
+                    ]
+                    texts.add("".join(choice["text"] for choice in found))
+                    by = {token["drafter"] for choice in found for step in choice["steps"] for token in step["tokens"]}
+                    drafted.setdefault(method, set()).update(by - {None})
+            assert len(texts) == 1
+            assert drafted == {"suffix": {"suffix"}, "draft_model": {"model"}, "none": set()}
+            other = {**body, "speculative_config": {"method": "medusa"}}
+            error = (await client.post("/v1/completions", json=other)).json()["error"]
+            assert "this server has none, suffix, model; give one of these" in error["message"]
+
+    running(check())
+
+
 def test_what_a_request_cannot_choose_is_refused_by_name():
     async def check():
         async with serving() as client:
@@ -159,7 +186,7 @@ def test_what_a_request_cannot_choose_is_refused_by_name():
                 ({"num_speculative_tokens": 4}, "num_speculative_tokens", "0 (no drafts) to 3"),
                 ({"num_speculative_tokens": -1}, "num_speculative_tokens", "0 (no drafts) to 3"),
                 ({"num_speculative_tokens": True}, "num_speculative_tokens", "0 (no drafts) to 3"),
-                ({"method": "ngram"}, "method", "the drafter is the server's"),
+                ({"method": "ngram"}, "method", "this server has none, model"),
                 ({"model": "some/draft"}, "model", "leave it out"),
                 ({"method": "none", "num_speculative_tokens": 2}, "num_speculative_tokens", "one of the two"),
             ]:

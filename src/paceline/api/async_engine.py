@@ -109,6 +109,7 @@ class AsyncEngine:
         draft_store: str | None = None,
         steps: bool = False,
         num_draft_tokens: int | None = None,
+        drafter: str | None = None,
         constraints: Sequence[Constraint] = (),
         keep_scores: bool = False,
         **options: Unpack[SamplingOptions],
@@ -117,11 +118,10 @@ class AsyncEngine:
 
         - ``priority`` (0): smaller ones get rows first.
         - ``client`` (""): whose request it is, for fairness; and what it copies from, unless ``draft_store`` is given.
-        - ``steps`` (False) and ``num_draft_tokens`` (None): as in ``Engine.submit``.
+        - ``steps`` (False), ``num_draft_tokens`` (None) and ``drafter`` (None): as in ``Engine.submit``.
         - ``timeout`` (None): seconds from now after which it ends with DeadlineError.
 
-        Raises ValueError and TypeError as ``Engine.submit`` does, OverloadedError and DrainingError, and EngineError
-        where the thread has ended.
+        Raises what ``Engine.submit`` does, OverloadedError, DrainingError, and EngineError where the thread has ended.
         """
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout={timeout}: give a positive number of seconds, or None")
@@ -133,8 +133,8 @@ class AsyncEngine:
         self._pending += 1
         try:
             params = with_options(self.submit, params, options)
-            more = RequestOptions(steps=steps, num_draft_tokens=num_draft_tokens, keep_scores=keep_scores)
-            more["draft_store"] = client if draft_store is None else draft_store
+            more = RequestOptions(steps=steps, num_draft_tokens=num_draft_tokens, drafter=drafter)
+            more |= RequestOptions(keep_scores=keep_scores, draft_store=client if draft_store is None else draft_store)
             prepared = await asyncio.to_thread(partial(self.engine.prepare, prompts, params, constraints, **more))
             self._check_open()
             self._numbers += 1

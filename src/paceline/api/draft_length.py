@@ -104,11 +104,13 @@ def plan_of(
             )
         alone = drafter.drafters[1:] if drafter.copies else drafter.drafters
         controllers = [_controller(target, one, verifier, rows=rows, postpones=False, begin=begin) for one in alone]
-        others = controllers[0] if len(controllers) == 1 else CandidatePlan(controllers)
+        numbers = [drafter.numbers_of(one) for one in alone]
+        others = controllers[0] if len(controllers) == 1 else CandidatePlan(controllers, origins=numbers)
         if not drafter.copies:
             return others
         copies = _copy_plan(target, verifier, controllers[0].knowledge, rows=rows)
-        return MixedPlan(copies=copies, others=others, joins=[one.joins for one in alone])
+        origins = range(numbers[0].start, numbers[-1].stop)
+        return MixedPlan(copies=copies, others=others, joins=[one.joins for one in alone], origins=origins)
     if count == "auto" and drafter.copies:
         known = new_knowledge(target.device, MAX_DRAFT_TOKENS)
         return _copy_plan(target, verifier, knowledge_of(target, drafter) if verifier.same_tokens else known, rows=rows)

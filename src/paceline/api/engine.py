@@ -159,6 +159,7 @@ class Engine:
         rejected: bool = False,
         steps: bool = False,
         num_draft_tokens: int | None = None,
+        drafter: str | None = None,
         draft_store: str = "",
         **options: Unpack[SamplingOptions],
     ) -> Stream:
@@ -174,12 +175,13 @@ class Engine:
         - ``rejected`` (False): whether ``Piece.rejected`` has the text of the draft tokens that were rejected. Steps of
           such prompts are not recorded on a GPU, and so are slower.
         - ``steps`` (False): whether a step's last ``Piece`` has its ``step``, with the whole draft; slower, too.
-        - ``num_draft_tokens`` (None, as the engine drafts): that a step drafts for these prompts at most, or 0.
         - ``name`` (None): the name of these prompts in logs; None numbers all prompts submitted so far, from 0.
         - ``draft_store`` (""): the name of the outputs that drafters may copy from, and that these are added to.
           Requests of different tenants belong in different ones, as speed tells what was asked before.
         - ``num_draft_tokens`` (None): drafted tokens per step at most for these prompts; 0 decodes them plainly, None
           is as the engine says. Changes no token where the verifier's tokens do not depend on drafts, as by default.
+        - ``drafter`` (None, all that the engine has): of several drafters, the one that drafts for these prompts, by
+          its name: "model", "ngram", or as ``draft_choices`` gives them. Changes no token either.
         - ``keep_scores`` (False): with ``logprobs``, keep the logits and scores of the whole vocabulary too.
         - ``**options``: fields of ``SamplingParams``, which ``params`` then leave at their defaults.
 
@@ -190,6 +192,7 @@ class Engine:
             rejected=rejected,
             steps=steps,
             num_draft_tokens=num_draft_tokens,
+            drafter=drafter,
             keep_scores=keep_scores,
             draft_store=draft_store,
         )

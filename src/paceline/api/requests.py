@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TypeAlias, TypedDict, Unpack
 
 from paceline.api.completion import Completion, Criterion
+from paceline.api.draft_choice import chosen_origins
 from paceline.api.grammars import closing, constraints_of
 from paceline.api.loading import Loaded
 from paceline.api.params import SamplingParams
@@ -30,6 +31,7 @@ class RequestOptions(TypedDict, total=False):
     rejected: bool
     steps: bool
     num_draft_tokens: int | None
+    drafter: str | None
     keep_scores: bool
     draft_store: str
 
@@ -53,6 +55,7 @@ def prepare(
     count(0, f"0 (no drafting) to {most}, which the engine drafts at most, or None", most=most, optional=True)(
         "num_draft_tokens", allowed
     )
+    origins = chosen_origins(more.get("drafter"), decoder.drafter, decoder.plan)
     encoded = [read_prompt(target, prompt, name=f"prompt {index}") for index, prompt in enumerate(split(prompts))]
     shared = params is None or isinstance(params, SamplingParams)
     options = per_prompt(params, len(encoded))
@@ -71,6 +74,7 @@ def prepare(
                     request,
                     drafts=rejected or steps,
                     num_draft_tokens=allowed,
+                    drafters=origins,
                     keep_scores=more.get("keep_scores", False),
                     draft_store=more.get("draft_store", ""),
                 )

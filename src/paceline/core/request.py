@@ -1,6 +1,6 @@
 """One request, as values: prompt, context, limits, sampling, logits processors, constraints."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -99,6 +99,7 @@ class Request:
     num_draft_tokens: int | None = None  # at most this many per step for this row; None: as the plan says
     draft_store: str = ""  # whose outputs a drafter may copy from, and to which it adds this one's; "" for no one's
     drafts: bool = False  # whether steps report what was drafted for it
+    drafters: frozenset[int] | None = None  # numbers of Drafter.origins that may draft for it; None: all
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -120,6 +121,11 @@ class Request:
             )
         if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
             raise ValueError(f"num_draft_tokens={self.num_draft_tokens}: give 0 or more")
+
+    def drafted_by(self, origins: Collection[int]) -> "Request":
+        """As a plan sees it whose drafters have these origins: without drafts where none of them may draft for it."""
+        excluded = self.drafters is not None and self.drafters.isdisjoint(origins)
+        return replace(self, num_draft_tokens=0) if excluded else self
 
     def source(self, name: str | None) -> Sequence[int]:
         """The tokens that the output may copy: those of the context's input ``name`` (None: of the prompt)."""

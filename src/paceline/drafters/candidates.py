@@ -67,6 +67,11 @@ class CandidateDrafters(Drafter):
         states = tuple(one.host_state for one in self.drafters)
         return None if None in states else (self._chosen, self._num_copied, states)
 
+    def numbers_of(self, drafter: Drafter) -> range:
+        """Those of one of the drafters in ``origins``."""
+        first = self._first_origin[self.drafters.index(drafter)]
+        return range(first, first + len(drafter.origins))
+
     def max_nodes(self, num_draft_tokens: int) -> int:
         return max(one.max_nodes(num_draft_tokens) for one in self.drafters)
 

@@ -1,6 +1,6 @@
 """Chooses among several drafters: a bandit whose arms are drafters, each with a controller of its own."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from math import log, sqrt
 from typing import final
@@ -26,14 +26,15 @@ class CandidatePlan(Plan):
     Each of ``controllers`` decides how much its drafter drafts and learns what that costs and gains. The bound grows
     with the logarithm of the choices and falls with the steps that a drafter was tried in, so a drafter that seems
     worse is tried at growing intervals (as BanditSpec, 2505.15141, does with measured rewards; here they are the
-    expected speed by each controller's own costs and acceptance, which need fewer steps). Raises ValueError for fewer
-    than two and for different draft lengths.
+    expected speed by each controller's own costs and acceptance, which need fewer steps). ``origins`` are those of each
+    drafter, by which requests choose among them (none: they do not). Raises ValueError for fewer than two and for
+    different draft lengths.
     """
 
-    def __init__(self, controllers: Sequence[Controller]) -> None:
+    def __init__(self, controllers: Sequence[Controller], *, origins: Sequence[Collection[int]] = ()) -> None:
         if len(controllers) < 2 or len({one.max_draft_tokens for one in controllers}) > 1:
             raise ValueError(f"{len(controllers)} controllers: give at least 2, of one draft length")
-        self.controllers = tuple(controllers)
+        self.controllers, self._origins = tuple(controllers), tuple(origins)
         self._chosen, self._left = 0, 0  # and steps until the next choice
         self.steps_by_drafter = [0] * len(controllers)  # steps planned by each
 
@@ -57,8 +58,9 @@ class CandidatePlan(Plan):
 
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
         """New requests: the next step chooses anew."""
-        for one in self.controllers:
-            one.admit(rows, requests)
+        for number, one in enumerate(self.controllers):
+            allowed = [request.drafted_by(self._origins[number]) for request in requests] if self._origins else requests
+            one.admit(rows, allowed)
         self._left = 0
 
     def release(self, rows: Iterable[int]) -> None:
@@ -104,7 +106,8 @@ class CandidatePlan(Plan):
         """The drafter of the highest bound, for the next stretch."""
         known = [one.knowledge for one in self.controllers]
         self._left = STRETCH
-        untried = [number for number, one in enumerate(known) if one.num_tried < 1]
+        able = [any(state.most for state in one.rows.values()) for one in self.controllers]
+        untried = [number for number, one in enumerate(known) if one.num_tried < 1 and able[number]]
         if untried:
             self._chosen, self._left = untried[0], FIRST_STRETCHES * STRETCH
             self.controllers[self._chosen].take_over()

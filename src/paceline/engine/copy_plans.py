@@ -49,6 +49,7 @@ class CopyPlan(Plan):
         self.size = rows
         self._rows: dict[int, CopyRow] = {}
         self._offers: Mapping[int, Sequence[HostDraft]] = {}
+        self._allowed: dict[int, frozenset[int]] = {}  # origins of copies, of rows that chose
         self._asked = False  # whether copies were looked for in this step
         self._idle = self._rested = 0  # steps without a copy that was worth it, and since copies were looked for
         self._rest = REST
@@ -67,12 +68,15 @@ class CopyPlan(Plan):
             most = self._max if request.num_draft_tokens is None else min(self._max, request.num_draft_tokens)
             known = self.knowledge.sampled if request.sampling.temperature else self.knowledge.greedy
             self._rows[row] = CopyRow(rates=known.copies, most=most)
+            if request.drafters is not None:
+                self._allowed[row] = request.drafters
         self._idle = 0
 
     def release(self, rows: Iterable[int]) -> None:
         """Requests that ended."""
         for row in rows:
             self._rows.pop(row, None)
+            self._allowed.pop(row, None)
 
     @property
     def considers(self) -> bool:
@@ -86,6 +90,11 @@ class CopyPlan(Plan):
     def consider(self, offers: Mapping[int, Sequence[HostDraft]]) -> None:
         """What may be copied in the next step."""
         self._offers, self._asked = offers, True
+        if self._allowed:
+            self._offers = {
+                row: [one for one in several if one.origin in self._allowed.get(row, (one.origin,))]
+                for row, several in offers.items()
+            }
 
     def choose(self) -> CopyChoice:
         """The copies that are worth verifying."""

@@ -1,6 +1,6 @@
 """The plan of copies beside a draft model or head: in each row and step the drafter that promises most."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, final
 
@@ -22,11 +22,19 @@ class MixedPlan(Plan):
     """Copies where they promise more than ``others``, which plan for the other drafters of CandidateDrafters.
 
     Copies are its first drafter. Those of the others that ``joins`` says so of, in their order, may draft for some rows
-    while others copy. The costs of a target's forward are the same for both, so both learn them.
+    while others copy. The costs of a target's forward are the same for both, so both learn them. ``origins`` are those
+    of the other drafters, by which requests choose (None: they do not).
     """
 
-    def __init__(self, *, copies: CopyPlan, others: Controller | CandidatePlan, joins: Sequence[bool] = ()) -> None:
-        self.copies, self.others, self._joins = copies, others, tuple(joins)
+    def __init__(
+        self,
+        *,
+        copies: CopyPlan,
+        others: Controller | CandidatePlan,
+        joins: Sequence[bool] = (),
+        origins: Collection[int] | None = None,
+    ) -> None:
+        self.copies, self.others, self._joins, self._origins = copies, others, tuple(joins), origins
 
     @property
     def max_draft_tokens(self) -> int:
@@ -48,7 +56,8 @@ class MixedPlan(Plan):
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
         """New requests."""
         self.copies.admit(rows, requests)
-        self.others.admit(rows, requests)
+        origins = self._origins
+        self.others.admit(rows, requests if origins is None else [one.drafted_by(origins) for one in requests])
 
     def release(self, rows: Iterable[int]) -> None:
         """Requests that ended."""

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.api.async_engine import AsyncEngine
 from paceline.api.async_streams import AsyncStream
+from paceline.api.draft_choice import draft_choices
 from paceline.api.params import SamplingParams
 from paceline.api.results import Piece, Result
 from paceline.serve.chunks import Chunks
-from paceline.serve.drafting import draft_limit
+from paceline.serve.drafting import read_drafts
 from paceline.serve.errors import ApiError, api_error, body_of
 from paceline.serve.grammar_guard import GrammarGuard
 from paceline.serve.replies import metrics, usage, usage_of
@@ -48,6 +49,12 @@ class Server:
     def max_draft_tokens(self) -> int:
         """Of a step, at most."""
         return self.engine.engine.decoder.plan.max_draft_tokens
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Among which a request may choose."""
+        decoder = self.engine.engine.decoder
+        return tuple(draft_choices(decoder.drafter, decoder.plan))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -148,6 +155,8 @@ class Answer(ABC):
             )
         params = self.bound(params, prompts)
         check_steps(self.body, self.server.settings)
+        config, server = self.body.speculative_config, self.server
+        drafts = read_drafts(config, most=server.max_draft_tokens, drafters=server.drafters)
         try:
             await self.server.grammars.check(self.server.engine.engine.target.tokenizer, params)
             return await self.server.engine.submit(
@@ -157,7 +166,8 @@ class Answer(ABC):
                 client=self.client,
                 timeout=limits.seconds,
                 steps=self.body.return_steps,
-                num_draft_tokens=draft_limit(self.body.speculative_config, most=self.server.max_draft_tokens),
+                num_draft_tokens=drafts.most,
+                drafter=drafts.drafter,
             )
         except (ValueError, ApiError) as error:
             raise self.refusal(error) from None
