@@ -69,7 +69,7 @@ class ResponseAnswer(ChatAnswer):
             numbered = {**fields, "sequence_number": next(numbers)}
             return f"event: {fields['type']}\ndata: {json.dumps(numbered, ensure_ascii=False)}\n\n"
 
-        def told(status: str, result: Result | None = None, error: ApiError | None = None) -> str:
+        def reported(status: str, result: Result | None = None, error: ApiError | None = None) -> str:
             response = self.response(status, items, result, error)
             return event({"type": f"response.{'failed' if status == 'cancelled' else status}", "response": response})
 
@@ -80,7 +80,7 @@ class ResponseAnswer(ChatAnswer):
 
         try:
             yield event({"type": "response.created", "response": self.response("in_progress", items)})
-            yield told("in_progress")
+            yield reported("in_progress")
             async with stream:
                 async for pieces in stream:
                     for one in added(chunks.add(pieces)):
@@ -93,9 +93,9 @@ class ResponseAnswer(ChatAnswer):
             status = STATUSES[reason_of(result) or "abort"]
             for one in map(event, _ended(items, status)):
                 yield one
-            yield told(status, result)
+            yield reported(status, result)
         except Exception as error:
-            yield told("failed", error=api_error(error))
+            yield reported("failed", error=api_error(error))
 
     def response(
         self, status: str, items: Items, result: Result | None = None, error: ApiError | None = None
