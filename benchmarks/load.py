@@ -256,7 +256,7 @@ class Load(Study):
         calls = {OFFLINE: offline, SERVED: lambda: _stream(url, prompts, body), AGAIN: offline}
         python = self.vllm or os.environ.get(VARIABLE)
         if python is not None:
-            other = vllm_serving(str(python), paths, cell.drafter, self.dtype, cell.num_clients)
+            other = vllm_serving(Path(python), paths, cell.drafter, self.dtype, cell.num_clients)
             theirs = stack.enter_context(other)
             calls[VLLM] = lambda: _stream(theirs, prompts, {**body, "model": "model"})
         total = cell.num_clients * self.num_tokens

@@ -10,27 +10,25 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 from benchmarks.serving import DRAFT_TOKENS, MODEL
+from paceline.bench.peers.vllm import environment, fitting, probe
 
 
 @contextmanager
-def vllm_serving(python: str, paths: Sequence[Path], drafter: str, dtype: str, num_clients: int) -> Iterator[str]:
-    """The address of vLLM's server under ``python``. Raises RuntimeError where it does not start."""
+def vllm_serving(python: Path, paths: Sequence[Path], drafter: str, dtype: str, num_clients: int) -> Iterator[str]:
+    """The address of vLLM's server under ``python``, whose models have heads that it has kernels for, and whose
+    processes have the libraries that its manual would have loaded first. Raises RuntimeError where it does not start.
+    """
     port = 18_000 + os.getpid() % 2000
-    words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(paths[0]), "--dtype", dtype]
+    words = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(fitting(paths[0]))]
+    words += ["--dtype", dtype, "--tokenizer", str(paths[0])]
     words += ["--port", str(port), "--max-num-seqs", str(num_clients), "--max-model-len", "1024"]
     words += ["--no-enable-prefix-caching", "--served-model-name", "model", "--disable-log-requests"]
     if drafter == MODEL:
-        config = {"method": "draft_model", "model": str(paths[1]), "num_speculative_tokens": DRAFT_TOKENS}
+        config = {"method": "draft_model", "model": str(fitting(paths[1])), "num_speculative_tokens": DRAFT_TOKENS}
         words += ["--speculative-config", json.dumps(config)]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    own = {**os.environ, **environment(1, probe(python)["preload"]), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    own.pop("PYTHONPATH", None)
+    with subprocess.Popen(words, env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             for _ in range(600):
                 if process.poll() is not None:

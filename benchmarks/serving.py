@@ -8,6 +8,7 @@ moment until it answers.
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,10 +89,11 @@ def serving(words: Sequence[str]) -> Iterator[HTTPConnection]:
             process.wait(SECONDS)
 
 
-def start(words: Sequence[str]) -> None:
-    """Start a server, wait until it answers, and end it."""
+def start(words: Sequence[str], found: list[float]) -> None:
+    """Add to ``found`` the seconds until a server answers, and end it."""
+    began = time.perf_counter()
     with serving(words):
-        pass
+        found.append(time.perf_counter() - began)
 
 
 def read_stream(connection: HTTPConnection, num_tokens: int) -> str:
@@ -161,7 +163,8 @@ STARTS: list[Column[Record]] = [
 NOTES = [
     "overhead: time of a token that a client reads, less that of one of the same engine without a server, at one "
     "request at a time; median [95 % interval] of paired repeats",
-    "until it answers: from the start of the process, Python's own included, with the models in the system's cache",
+    "until it answers: from the start of the process, Python's own included, with the models in the system's cache and "
+    "Python's modules compiled",
 ]
 
 
@@ -191,13 +194,13 @@ class Serving(Study):
         paths = pair_of(self.target, self.draft)
         run = raw.begin(conditions_of(named(paths), self.dtype, rows=ROWS, draft_tokens=DRAFT_TOKENS), date)
         keep = partial(time_cells, raw=raw, identify=run_cells(self.kind, run), say=say)
-        words = words_of(paths, MODEL, self.dtype)
+        seconds = list[float]()
         keep(
             [Cell(what=START, drafter=MODEL, num_tokens=0)],
             lambda _: Turns(
-                calls={START: partial(start, words)},
+                calls={START: partial(start, words_of(paths, MODEL, self.dtype), seconds)},
                 controls={},
-                found=lambda taken: {"seconds": {START: list(taken[START])}},
+                found=lambda taken: {"seconds": {START: seconds[-len(taken[START]) :]}},
             ),
             timing=Timing(repeats=self.starts, seconds=0.0),
         )

@@ -67,6 +67,14 @@ REFUSED = [  # path, body, status, field, what is said
     ),
     (CHATS, {"messages": [{"content": "x"}]}, 400, "messages.0.role", "messages.0.role: Field required"),
     ("/tokenize", {}, 400, "prompt", "give one of prompt and messages"),
+    ("/tokenize", {"prompt": "x", "chat_template": "y"}, 400, "chat_template", "Extra inputs are not permitted"),
+    (
+        COMPLETIONS,
+        {"prompt": "x", "stream": True, "stream_options": {"include_obfuscation": True}},
+        400,
+        "stream_options.include_obfuscation",
+        "Extra inputs are not permitted",
+    ),
     ("/detokenize", {"tokens": [319]}, 400, "tokens", "319 is not in the vocabulary"),
     ("/v1/nothing", {}, 404, None, "Not Found"),
 ]

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StrictInt, StrictStr
+from pydantic import Field, StrictInt, StrictStr
 
 from paceline.serve.errors import ApiError
 from paceline.serve.sampling import NOT_TAKEN
-from paceline.serve.schema import IGNORED, SAMPLING, Body, ChatBody
+from paceline.serve.schema import IGNORED, SAMPLING, Body, ChatBody, Closed
 
 LOGPROBS = "message.output_text.logprobs"
 KEPT = "nothing is kept of a response: send the whole conversation as input"
@@ -34,23 +34,19 @@ class TextFormat(Body):
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-class TextOptions(Body):
+class TextOptions(Closed):
     """How the text is written."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     format: TextFormat | None = None
 
 
-class ReasoningOptions(Body):
+class ReasoningOptions(Closed):
     """How the model reasons."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     effort: StrictStr | None = None
 
 
-class ResponseStreamOptions(Body):
+class ResponseStreamOptions(Closed):
     """What events have beside their data."""
 
     include_obfuscation: Literal[False] = False  # --stream-interval hides how many tokens came at once

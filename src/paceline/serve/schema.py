@@ -55,7 +55,13 @@ class Body(BaseModel):
         return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
-class StreamOptions(Body):
+class Closed(Body):
+    """A body with the fields that are listed and no others."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Closed):
     """What a stream has beside its tokens."""
 
     include_usage: bool = False
@@ -129,7 +135,7 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class TokenizeBody(Body):
+class TokenizeBody(Closed):
     """Of ``/tokenize``."""
 
     model: StrictStr | None = None
@@ -140,7 +146,7 @@ class TokenizeBody(Body):
     return_token_strs: bool = False
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(Closed):
     """Of ``/detokenize``."""
 
     model: StrictStr | None = None

@@ -79,7 +79,7 @@ class Vllm(ProgramPeer[Answering]):
         """An engine with the settings of what is timed."""
         way, num_draft_tokens, batch_size, longest = key
         engine: dict[str, object] = {
-            "model": str(_fitting(self.setting.target)),
+            "model": str(fitting(self.setting.target)),
             "dtype": str(self.setting.dtype).removeprefix("torch."),
             "max_model_len": longest,
             "max_num_seqs": batch_size,
@@ -92,7 +92,7 @@ class Vllm(ProgramPeer[Answering]):
             assert self.setting.draft is not None
             engine["speculative_config"] = {
                 "method": "draft_model",
-                "model": str(_fitting(self.setting.draft)),
+                "model": str(fitting(self.setting.draft)),
                 "num_speculative_tokens": num_draft_tokens,
             }
         elif way == LOOKUP:
@@ -121,14 +121,30 @@ class Vllm(ProgramPeer[Answering]):
     def _environment(self) -> dict[str, str]:
         cores = first_cores(self.setting.cores, self.setting.num_threads)
         return {
-            "OMP_NUM_THREADS": str(self.setting.num_threads),
+            **environment(self.setting.num_threads, self.preload),
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process: two more would take the cores from its threads
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", CACHE_GIB),
-            "LD_PRELOAD": os.environ.get("LD_PRELOAD", ":".join(self.preload)),
         }
+
+
+def environment(num_threads: int, preload: Sequence[str]) -> dict[str, str]:
+    """What its processes find in theirs, whatever they do."""
+    return {
+        "OMP_NUM_THREADS": str(num_threads),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", CACHE_GIB),
+        "LD_PRELOAD": os.environ.get("LD_PRELOAD", ":".join(preload)),
+    }
+
+
+def probe(python: Path) -> Mapping[str, Any]:
+    """``version`` and ``arctic_inference``, None where they are missing, and the libraries to ``preload``. Raises
+    OSError, SubprocessError and ValueError where ``python`` does not run.
+    """
+    found = subprocess.run([str(python), "-c", PROBE], capture_output=True, text=True, check=True, timeout=60)
+    answer: Mapping[str, Any] = json.loads(found.stdout)
+    return answer
 
 
 def find(python: Path | None, setting: PeerSettings, *, num_open: int = 1) -> Vllm | PeerUnavailable:
@@ -145,8 +161,7 @@ def find(python: Path | None, setting: PeerSettings, *, num_open: int = 1) -> Vl
     if python is None:
         return PeerUnavailable(name=VLLM, reason=HOW_TO)
     try:
-        found = subprocess.run([str(python), "-c", PROBE], capture_output=True, text=True, check=True, timeout=60)
-        answer = json.loads(found.stdout)
+        answer = probe(python)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return PeerUnavailable(name=VLLM, reason=f"{python} is no Python that runs ({error}); {HOW_TO}")
     if answer["version"] is None:
@@ -196,7 +211,7 @@ def _steps(num_tokens: int, drafts: Sequence[int]) -> int:
     return max(num_tokens - accepted, 1 + sum(drafts))
 
 
-def _fitting(model: Path) -> Path:
+def fitting(model: Path) -> Path:
     """``model``, or a copy of it in the cache whose heads vLLM has kernels for."""
     width = width_for(model)
     if width is None:
