@@ -53,6 +53,7 @@ PROMPT = "def quicksort(items):\n"
 MIB = 1 << 20
 WARM_UP = 0.2  # of the samples of memory, which prove nothing
 EVERY = 1.0  # seconds between two of them
+TOGETHER = 256  # answers that are decoded again together
 SETTLING = 10.0  # seconds in which rows must be free again
 
 
@@ -93,13 +94,16 @@ def growth_of(samples: Sequence[tuple[float, float]]) -> Any:
 def differences(answered: Sequence[Answered], engine: Engine) -> list[str]:
     """Finished answers that are not the engine's, in words."""
     wrong: list[str] = []
-    for one in answered:
-        if one.texts is None:
-            continue
-        results = engine.submit(one.asked.prompt, SamplingParams(**one.asked.options)).drain()
-        texts, count = [result.text for result in results], sum(len(result.token_ids) for result in results)
-        if texts != one.texts or count != one.num_tokens:
-            wrong.append(f"request {one.asked.number}: {one.texts!r} of {one.num_tokens}, offline {texts!r} of {count}")
+    finished = [one for one in answered if one.texts is not None]
+    for start in range(0, len(finished), TOGETHER):
+        group = finished[start : start + TOGETHER]
+        streams = [engine.submit(one.asked.prompt, SamplingParams(**one.asked.options)) for one in group]
+        for one, stream in zip(group, streams, strict=True):
+            results = stream.drain()
+            texts, count = [result.text for result in results], sum(len(result.token_ids) for result in results)
+            if texts != one.texts or count != one.num_tokens:
+                said = f"{one.texts!r} of {one.num_tokens}"
+                wrong.append(f"request {one.asked.number}: {said}, offline {texts!r} of {count}")
     return wrong
 
 
@@ -218,7 +222,7 @@ class Load(Study):
             connection.close()
             running = num_running(connection)
         say("comparing every answer with the offline engine's")
-        engine = Engine(load(paths[0], dtype=self.dtype, device="cpu"), drafter="none", batch_size=2)
+        engine = Engine(load(paths[0], dtype=self.dtype, device="cpu"), drafter="none", batch_size=16)
         wrong = differences(answered, engine)
         failed = [one.error for one in answered if one.error is not None]
         finished = [one for one in answered if one.texts is not None]

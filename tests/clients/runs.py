@@ -2,9 +2,11 @@
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.clients.rates import of_aiperf, of_guidellm, of_vllm
 from tests.clients.served import NAME, model
 from tests.clients.venvs import FOLDER, folder
 
@@ -32,6 +34,7 @@ class Run:
     venv: str | None  # None: a program of the system
     exercised: str
     command: list[str]
+    rate: Callable | None = None  # reads the milliseconds of a token from what it printed or wrote
 
     @property
     def environment(self):
@@ -62,6 +65,7 @@ def runs(url):
                 *("--profile", "synchronous", "--max-requests", str(NUM_PROMPTS), "--processor", str(model())),
                 *("--data", f"prompt_tokens=32,output_tokens={NUM_TOKENS}", "--output-dir", str(FOLDER.resolve())),
             ],
+            of_guidellm,
         ),
         "aiperf": lambda: Run(
             "aiperf",
@@ -82,6 +86,7 @@ def runs(url):
                 *("--extra-inputs", "ignore_eos:true", "--ui", "none"),
                 *("--artifact-dir", str(FOLDER.resolve() / "aiperf-run")),
             ],
+            of_aiperf,
         ),
         "vllm bench serve": lambda: Run(
             "vllm bench serve",
@@ -93,6 +98,7 @@ def runs(url):
                 *("--random-output-len", str(NUM_TOKENS), "--num-prompts", str(NUM_PROMPTS), "--ignore-eos"),
                 *("--max-concurrency", "1"),
             ],
+            of_vllm,
         ),
     }
     return made

@@ -170,7 +170,7 @@ def beginning(body: bytes) -> str:
     """What requests that begin alike have in common: a hash of how the prompt, or the chat, begins."""
     try:
         asked = json.loads(body)
-        prompt = asked.get("messages") or asked.get("prompt")
+        prompt = asked.get("messages") or asked.get("prompt") or [asked.get("instructions"), asked.get("input")]
     except (ValueError, AttributeError, RecursionError):
         prompt = None
     text = prompt if isinstance(prompt, str) else json.dumps(prompt)
