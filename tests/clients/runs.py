@@ -39,7 +39,12 @@ class Run:
     @property
     def environment(self):
         """Of its process: nothing is fetched, nothing is told to anybody."""
-        return {**os.environ, **OFFLINE, **VLLM, "OPENAI_API_KEY": "none", "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+        # Told to stay offline, aiperf looks for tokenizers in the Hub's cache alone, and finds none in a directory.
+        offline = {name: value for name, value in OFFLINE.items() if self.name != "aiperf" or name[:2] != "HF"}
+        own = {**os.environ, **offline, **VLLM, "OPENAI_API_KEY": "none", "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+        if self.name == "aiperf":
+            own.pop("TRANSFORMERS_OFFLINE")
+        return own
 
 
 def runs(url):
