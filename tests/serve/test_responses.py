@@ -74,7 +74,12 @@ def test_a_text_is_the_chats_and_a_stream_builds_it():
             options = {"temperature": 1.0, "seed": 3}
             chat = await client.post("/v1/chat/completions", json={**chat, **options, "max_completion_tokens": 60})
             (choice,), usage = chat.json()["choices"], chat.json()["usage"]
-            body = {**ASKED, "instructions": "be short"}
+            body = {
+                **ASKED,
+                "instructions": "be short",
+                "reasoning": {"summary": "auto"},
+                "text": {"verbosity": "medium"},
+            }
             found = await answered(client, body)
             (item,) = found["output"]
             assert item["content"][0]["text"] == choice["message"]["content"] != ""
@@ -239,7 +244,7 @@ REFUSED = [  # body, field, words
     ({"input": "x", "include": ["file_search_call.results"]}, "include.0", "include.0"),
     ({"input": "x", "text": {"verbosity": "low"}}, "text.verbosity", "text.verbosity"),
     ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema", "give schema"),
-    ({"input": "x", "reasoning": {"summary": "auto"}}, "reasoning.summary", "reasoning.summary"),
+    ({"input": "x", "reasoning": {"summary": "detailed"}}, "reasoning.summary", "reasoning.summary"),
     ({"input": "x", "reasoning": {"effort": "low"}}, "reasoning.effort", "the chat template has no"),
     ({"input": "x", "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "not True"),
     ({"input": "x", "temperature": -1}, "temperature", "temperature=-1"),

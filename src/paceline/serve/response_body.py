@@ -38,12 +38,14 @@ class TextOptions(Closed):
     """How the text is written."""
 
     format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None  # OpenAI's default: as the model writes
 
 
 class ReasoningOptions(Closed):
     """How the model reasons."""
 
     effort: StrictStr | None = None
+    summary: Literal["auto"] | None = None  # as there is one, and there is none
 
 
 class ResponseStreamOptions(Closed):
