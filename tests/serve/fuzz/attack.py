@@ -14,11 +14,10 @@ from paceline.verifiers import VERIFIERS
 from tests.fuzz import target
 from tests.fuzz.cases import LENGTH
 from tests.serve.fuzz.bodies import requests, taken
-from tests.serve.fuzz.judge import judge, judge_any, send
+from tests.serve.fuzz.judge import BODY_BYTES, judge, judge_any, send
 from tests.serve.fuzz.wire import in_chunks, messages
 
 AT_ONCE = 4  # requests that are in the server together
-BODY_BYTES = 64_000
 
 
 def application(design=("none", "coupled", None)):
