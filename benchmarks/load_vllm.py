@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,17 +23,21 @@ def vllm_serving(python: Path, paths: Sequence[Path], drafter: str, dtype: str, 
     words = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(fitting(paths[0]))]
     words += ["--dtype", dtype, "--tokenizer", str(paths[0])]
     words += ["--port", str(port), "--max-num-seqs", str(num_clients), "--max-model-len", "1024"]
-    words += ["--no-enable-prefix-caching", "--served-model-name", "model", "--disable-log-requests"]
+    words += ["--no-enable-prefix-caching", "--served-model-name", "model"]
     if drafter == MODEL:
         config = {"method": "draft_model", "model": str(fitting(paths[1])), "num_speculative_tokens": DRAFT_TOKENS}
         words += ["--speculative-config", json.dumps(config)]
     own = {**os.environ, **environment(1, probe(python)["preload"]), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     own.pop("PYTHONPATH", None)
-    with subprocess.Popen(words, env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(words, env=own, stdout=subprocess.DEVNULL, stderr=said) as process,
+    ):
         try:
             for _ in range(600):
                 if process.poll() is not None:
-                    raise RuntimeError(f"vLLM's server ended with {process.returncode}: {' '.join(words)}")
+                    said.seek(0)
+                    raise RuntimeError(f"vLLM's server ended with {process.returncode}: {said.read()[-2000:]}")
                 connection = HTTPConnection("127.0.0.1", port, timeout=5)
                 try:
                     connection.request("GET", "/health")
