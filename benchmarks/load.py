@@ -59,15 +59,17 @@ SETTLING = 10.0  # seconds in which rows must be free again
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A siege, or the rate of so many clients with a drafter."""
+    """A siege, or the rate of so many clients with a drafter, beside vLLM in the precision ``vllm`` (None: without)."""
 
     what: str
     drafter: str
     num_clients: int
+    vllm: str | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.what}, {self.num_clients} clients, drafter: {self.drafter}"
+        beside = "" if self.vllm is None else f", vLLM in {self.vllm}"
+        return f"{self.what}, {self.num_clients} clients, drafter: {self.drafter}{beside}"
 
 
 class Memory(threading.Thread):
@@ -160,6 +162,7 @@ RATES: list[Column[Record]] = [
     Column("tokens/s", lambda record: record["num_tokens"] / estimate(record["seconds"][SERVED]).value, ".1f"),
     Column("of offline", ratio(OFFLINE), ".3f"),
     Column("of vLLM's", ratio(VLLM), ".3f"),
+    Column("in", lambda record: record["cell"].get("vllm"), left=True),
     Column("control", control, ".3f"),
 ]
 NOTES = [
@@ -187,6 +190,7 @@ class Load(Study):
     num_tokens: Annotated[int, option("Of each of their requests.")] = 128
     repeats: Annotated[int, option("Of these.")] = 5
     vllm: Annotated[Path | None, option(f"Python of vLLM, whose server is timed too; or {VARIABLE}.")] = None
+    vllm_dtype: Annotated[Precision | None, option("Of vLLM; that of --dtype where it is not given.")] = None
 
     def check(self) -> None:
         """Raise ValueError for counts that leave nothing."""
@@ -207,9 +211,15 @@ class Load(Study):
             turns = Turns(calls={SERVED: soak}, controls={}, found=lambda taken: found[-1])
             keep([cell], lambda _: turns, timing=Timing(repeats=1, seconds=0.0), warm_up=0)
         for drafter in (NONE, MODEL):
-            cell = Cell(what=RATE, drafter=drafter, num_clients=self.streams)
+            beside = None if self._python is None else self.vllm_dtype or self.dtype
+            cell = Cell(what=RATE, drafter=drafter, num_clients=self.streams, vllm=beside)
             with ExitStack() as stack:
                 keep([cell], partial(self._rates, paths, stack), timing=Timing(repeats=self.repeats, seconds=0.0))
+
+    @property
+    def _python(self) -> Path | None:
+        given = self.vllm or os.environ.get(VARIABLE)
+        return None if given is None else Path(given)
 
     def _soak(self, paths: Sequence[Path], found: list[Record], say: Progress) -> None:
         with serving(words_of(paths, MODEL, self.dtype)) as connection:
@@ -258,9 +268,8 @@ class Load(Study):
             engine.submit(prompts, options).drain()
 
         calls = {OFFLINE: offline, SERVED: lambda: _stream(url, prompts, body), AGAIN: offline}
-        python = self.vllm or os.environ.get(VARIABLE)
-        if python is not None:
-            other = vllm_serving(Path(python), paths, cell.drafter, self.dtype, cell.num_clients)
+        if self._python is not None and cell.vllm is not None:
+            other = vllm_serving(self._python, paths, cell.drafter, cell.vllm, cell.num_clients)
             theirs = stack.enter_context(other)
             calls[VLLM] = lambda: _stream(theirs, prompts, {**body, "model": "model"})
         total = cell.num_clients * self.num_tokens
