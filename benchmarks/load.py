@@ -23,7 +23,7 @@ import psutil
 
 from benchmarks.load_clients import Answered, besiege, stream_all
 from benchmarks.load_vllm import vllm_serving
-from benchmarks.serving import DRAFT_TOKENS, MODEL, NONE, serving, words_of
+from benchmarks.serving import DRAFT_TOKENS, MODEL, NONE, serving, unless_void, words_of
 from benchmarks.study import (
     Draft,
     Precision,
@@ -53,6 +53,8 @@ PROMPT = "def quicksort(items):\n"
 MIB = 1 << 20
 WARM_UP = 0.2  # of the samples of memory, which prove nothing
 EVERY = 1.0  # seconds between two of them
+SECONDS = 90.0  # that all calls of a rate take, at least
+BLOCKS = 20  # of a siege, whose percentiles tell an interval
 TOGETHER = 256  # answers that are decoded again together
 SETTLING = 10.0  # seconds in which rows must be free again
 
@@ -125,6 +127,12 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {f"p{which}": 1000 * float(np.percentile(values, which)) for which in (50, 99)} if values else {}
 
 
+def in_blocks(values: Sequence[float]) -> list[float]:
+    """The 99th percentile of each of BLOCKS parts of the time, in milliseconds; fewer where there are few values."""
+    parts = np.array_split(np.asarray(values), min(BLOCKS, len(values))) if values else []
+    return [1000 * float(np.percentile(part, 99)) for part in parts]
+
+
 def ratio(name: str) -> Any:
     """Rate of what is served over that of ``name``."""
 
@@ -135,6 +143,11 @@ def ratio(name: str) -> Any:
         return estimate([other / own for other, own in zip(seconds[name], seconds[SERVED], strict=True)])
 
     return found
+
+
+def rate(record: Record) -> float:
+    """Tokens per second of what is served."""
+    return float(record["num_tokens"] / estimate(record["seconds"][SERVED]).value)
 
 
 def control(record: Record) -> float:
@@ -152,16 +165,16 @@ SOAKS: list[Column[Record]] = [
     Column("still running", "running"),
     Column("MiB grown", lambda record: growth_of(record["memory"]), ".2f"),
     Column("first token p50", "first.p50", ".0f"),
-    Column("p99 ms", "first.p99", ".0f"),
+    Column("p99 ms", lambda record: estimate(record["first_blocks"]), ".0f"),
     Column("token p50", "per_token.p50", ".1f"),
-    Column("p99 ms ", "per_token.p99", ".1f"),
+    Column("p99 ms ", lambda record: estimate(record["per_token_blocks"]), ".1f"),
 ]
 RATES: list[Column[Record]] = [
     Column("drafter", "cell.drafter", left=True),
     Column("clients", "cell.num_clients"),
-    Column("tokens/s", lambda record: record["num_tokens"] / estimate(record["seconds"][SERVED]).value, ".1f"),
-    Column("of offline", ratio(OFFLINE), ".3f"),
-    Column("of vLLM's", ratio(VLLM), ".3f"),
+    Column("tokens/s", unless_void(rate, ".1f")),
+    Column("of offline", unless_void(ratio(OFFLINE), ".3f")),
+    Column("of vLLM's", unless_void(ratio(VLLM), ".3f")),
     Column("in", lambda record: record["cell"].get("vllm"), left=True),
     Column("control", control, ".3f"),
 ]
@@ -169,7 +182,8 @@ NOTES = [
     "different: finished answers that a plain engine in another process does not give, of all that finished",
     "MiB grown: the server's memory in the last third of the time over that in the first, after a fifth that is left "
     "out; median [95 % interval]",
-    "token: time between the first and the last token of a stream, of each token, as its client sees it",
+    "token: time between the first and the last token of a stream, of each token, as its client sees it; p99: median "
+    "[95 % interval] of those of twenty parts of the time",
     "of offline: rate over that of the same engine given the same prompts at once without a server, paired repeats",
 ]
 
@@ -188,7 +202,7 @@ class Load(Study):
     clients: Annotated[int, option("Of the siege.")] = 32
     streams: Annotated[int, option("Clients whose rate is measured.")] = 8
     num_tokens: Annotated[int, option("Of each of their requests.")] = 128
-    repeats: Annotated[int, option("Of these.")] = 5
+    repeats: Annotated[int, option("Of these.")] = 9
     vllm: Annotated[Path | None, option(f"Python of vLLM, whose server is timed too; or {VARIABLE}.")] = None
     vllm_dtype: Annotated[Precision | None, option("Of vLLM; that of --dtype where it is not given.")] = None
 
@@ -214,7 +228,7 @@ class Load(Study):
             beside = None if self._python is None else self.vllm_dtype or self.dtype
             cell = Cell(what=RATE, drafter=drafter, num_clients=self.streams, vllm=beside)
             with ExitStack() as stack:
-                keep([cell], partial(self._rates, paths, stack), timing=Timing(repeats=self.repeats, seconds=0.0))
+                keep([cell], partial(self._rates, paths, stack), timing=Timing(repeats=self.repeats, seconds=SECONDS))
 
     @property
     def _python(self) -> Path | None:
@@ -236,6 +250,8 @@ class Load(Study):
         wrong = differences(answered, engine)
         failed = [one.error for one in answered if one.error is not None]
         finished = [one for one in answered if one.texts is not None]
+        first = [one.first for one in answered if one.first is not None]
+        per_token = [one.per_token for one in answered if one.per_token is not None]
         found.append(
             {
                 "seconds_run": seconds,
@@ -247,8 +263,10 @@ class Load(Study):
                 "differences": wrong[:5],
                 "running": running,
                 "memory": memory.samples,
-                "first": percentiles([one.first for one in answered if one.first is not None]),
-                "per_token": percentiles([one.per_token for one in answered if one.per_token is not None]),
+                "first": percentiles(first),
+                "first_blocks": in_blocks(first),
+                "per_token": percentiles(per_token),
+                "per_token_blocks": in_blocks(per_token),
                 "gaps": percentiles([gap for one in answered for gap in one.gaps]),
             }
         )
@@ -283,10 +301,11 @@ class Load(Study):
         """The siege, and rates."""
         found = self.last(run, records)
         lines = {what: [one for one in found if one["cell"]["what"] == what] for what in (SOAK, RATE)}
-        return [
+        sections = [
             Section(title="many clients, mixed requests", columns=SOAKS, lines=lines[SOAK]),
             Section(title="clients that stream", columns=RATES, lines=lines[RATE]),
         ]
+        return [section for section in sections if section.lines]
 
     def notes(self, run: Record, records: Sequence[Record]) -> list[str]:
         """What the figures are, and what went wrong."""

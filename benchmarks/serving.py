@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -148,12 +148,22 @@ def overhead(record: Record) -> Any:
     return estimate([1000 * (served - offline) / record["cell"]["num_tokens"] for served, offline in pairs])
 
 
+def unless_void(get: Callable[[Record], Any], spec: str) -> Callable[[Record], str | None]:
+    """What ``get`` finds in a record, as ``spec`` formats it; the word "void" where the control failed."""
+
+    def text(record: Record) -> str | None:
+        value = None if record.get("void") else get(record)
+        return "void" if record.get("void") else None if value is None else format(value, spec)
+
+    return text
+
+
 TOKENS: list[Column[Record]] = [
     Column("drafter", "cell.drafter", left=True),
     Column("tokens", "cell.num_tokens"),
     Column("offline ms", _per_token(OFFLINE), ".3f"),
     Column("served ms", _per_token(SERVED), ".3f"),
-    Column("overhead ms", overhead, ".3f"),
+    Column("overhead ms", unless_void(overhead, ".3f")),
     Column("control", lambda record: f"{_per_token(AGAIN)(record) / _per_token(OFFLINE)(record):.3f}"),
 ]
 STARTS: list[Column[Record]] = [
