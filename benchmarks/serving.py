@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPConnection
@@ -83,7 +83,8 @@ def serving(words: Sequence[str]) -> Iterator[HTTPConnection]:
             connection = HTTPConnection(str(address.hostname), address.port, timeout=SECONDS)
             connection.request("GET", "/health")
             connection.getresponse().read()
-            yield connection
+            with closing(connection):
+                yield connection
         finally:
             process.terminate()
             process.wait(SECONDS)

@@ -84,7 +84,9 @@ def test_a_grammar_that_takes_long_is_refused_and_holds_nobody_up():
             other = await client.post(COMPLETIONS, json={"prompt": PROMPT, "max_tokens": 1})
             assert other.status_code == 200 and not task.done()
             error = (await task).json()["error"]
-            assert error["param"] == "structured_outputs" and "longer than 0.5 s" in error["message"]
+            assert error["param"] == "structured_outputs"
+            # On a fast machine it meets the limit of memory first.
+            assert "longer than 0.5 s" in error["message"] or "more memory than" in error["message"]
             begin = time.monotonic()
             assert (await client.post(COMPLETIONS, json=bomb)).status_code == 400
             assert time.monotonic() - begin < 0.4, "it was tried again"
