@@ -11,7 +11,7 @@ from paceline.train.config_file import read_train_config
 from paceline.train.run import Run
 from tests.train.configs import recipe, train, write_target
 
-pytestmark = pytest.mark.one_in(9)
+pytestmark = pytest.mark.one_in(12)
 
 
 @pytest.fixture(scope="module")
