@@ -70,6 +70,22 @@ def test_answers_are_those_of_the_engine_in_the_order_of_the_requests(tmp_path, 
     assert not (tmp_path / "out.jsonl.waiting").exists()
 
 
+def test_responses_are_the_chats_that_they_stand_for(tmp_path):
+    asked = {"input": "x = 1", "max_output_tokens": 9, "temperature": 0.8, "seed": 3}
+    lines = [{"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": asked}]
+    lines.append(request(3, CHAT, messages=[{"role": "user", "content": "x = 1"}], max_tokens=9))
+    lines.append({**lines[0], "custom_id": "b", "body": {**asked, "store": True}})
+    source, output = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    assert answer_file(source, output) == 1
+    first, chat, refused = lines_of(output)
+    answer = first["response"]["body"]
+    (text,) = texts_of(chat)
+    assert answer["output"][0]["content"][0]["text"] == text != ""
+    assert answer["object"] == "response" and answer["usage"]["output_tokens"] == 9
+    assert refused["response"]["status_code"] == 400
+    assert refused["response"]["body"]["error"]["param"] == "store"
+
+
 def test_bodies_are_those_of_the_server(tmp_path):
     wrong = [request(6, temperature=-1), request(7, n=99), request(8, CHAT, messages=[]), request(9, max_tokens=9999)]
     lines = [*requests(6), request(5, n=2, logprobs=2), *wrong, request(10, model="other"), request(11, topk=3)]

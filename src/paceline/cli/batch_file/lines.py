@@ -14,7 +14,7 @@ from typing import Any, final, overload
 from paceline.cli.prompt_file.prompts import digest
 from paceline.serve.errors import ApiError
 from paceline.serve.offline import ROUTES, read_body
-from paceline.serve.schema import CompletionBody
+from paceline.serve.schema import CompletionBody, GenerationBody
 from paceline.serve.settings import Settings
 
 LINE_BYTES = 1 << 12  # of a line, beside its body
@@ -104,7 +104,8 @@ def check(line: BatchLine, settings: Settings) -> int:
     body = read_body(line.url, line.body, settings)
     prompts = body.prompt if isinstance(body, CompletionBody) else ""
     several = not isinstance(prompts, str) and not all(isinstance(one, int) for one in prompts)
-    return body.n * (len(prompts) if several else 1)
+    samples = body.n if isinstance(body, GenerationBody) else 1
+    return samples * (len(prompts) if several else 1)
 
 
 def read_lines(path: Path, settings: Settings) -> Iterator[BatchLine]:
