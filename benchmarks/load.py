@@ -23,7 +23,18 @@ import psutil
 
 from benchmarks.load_clients import Answered, besiege, stream_all
 from benchmarks.load_vllm import vllm_serving
-from benchmarks.serving import DRAFT_TOKENS, MODEL, NONE, serving, unless_void, words_of
+from benchmarks.serving import (
+    AGAIN,
+    DRAFT_TOKENS,
+    MODEL,
+    NONE,
+    OFFLINE,
+    SERVED,
+    control,
+    serving,
+    unless_void,
+    words_of,
+)
 from benchmarks.study import (
     Draft,
     Precision,
@@ -48,7 +59,7 @@ from paceline.bench.raw import RawFile, Record
 from paceline.bench.statistics import estimate
 
 SOAK, RATE = "soak", "rate"
-OFFLINE, AGAIN, SERVED, VLLM = "offline", "offline again", "served", "vllm"
+VLLM = "vllm"
 PROMPT = "def quicksort(items):\n"
 MIB = 1 << 20
 WARM_UP = 0.2  # of the samples of memory, which prove nothing
@@ -148,11 +159,6 @@ def ratio(name: str) -> Any:
 def rate(record: Record) -> float:
     """Tokens per second of what is served."""
     return float(record["num_tokens"] / estimate(record["seconds"][SERVED]).value)
-
-
-def control(record: Record) -> float:
-    """Time of the engine without a server over its own time."""
-    return float(np.median(record["seconds"][AGAIN]) / np.median(record["seconds"][OFFLINE]))
 
 
 SOAKS: list[Column[Record]] = [

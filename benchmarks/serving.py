@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, ClassVar, final
 from urllib.parse import urlsplit
 
@@ -39,7 +40,7 @@ from benchmarks.study import (
 from paceline.api import Engine, load
 from paceline.bench.columns import Column, Section
 from paceline.bench.raw import RawFile, Record
-from paceline.bench.statistics import estimate
+from paceline.bench.statistics import estimate, paired_ratios
 
 OFFLINE, AGAIN, SERVED, START = "offline", "offline again", "served", "start"
 NONE, MODEL = "none", "model"
@@ -149,6 +150,11 @@ def overhead(record: Record) -> Any:
     return estimate([1000 * (served - offline) / record["cell"]["num_tokens"] for served, offline in pairs])
 
 
+def control(record: Record) -> float:
+    """The engine without a server against itself: the median ratio of pairs, by which a record is void."""
+    return median(paired_ratios(record["seconds"][OFFLINE], record["seconds"][AGAIN]))
+
+
 def unless_void(get: Callable[[Record], Any], spec: str) -> Callable[[Record], str | None]:
     """What ``get`` finds in a record, as ``spec`` formats it; the word "void" where the control failed."""
 
@@ -165,7 +171,7 @@ TOKENS: list[Column[Record]] = [
     Column("offline ms", _per_token(OFFLINE), ".3f"),
     Column("served ms", _per_token(SERVED), ".3f"),
     Column("overhead ms", unless_void(overhead, ".3f")),
-    Column("control", lambda record: f"{_per_token(AGAIN)(record) / _per_token(OFFLINE)(record):.3f}"),
+    Column("control", control, ".3f"),
 ]
 STARTS: list[Column[Record]] = [
     Column("until it answers, s", lambda record: estimate(record["seconds"][START]), ".2f"),
