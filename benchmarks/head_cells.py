@@ -7,7 +7,7 @@ plain output mostly repeats itself are left out before, because it is easy for e
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.decoders import longest
 from benchmarks.even_decoding import CONTROL, PLAIN, Decoded, Sides, decode_sides, flat, total
@@ -38,8 +38,19 @@ class Cell:
         return f"{self.drafter}, temperature {self.temperature:g}, batch {self.batch_size}"
 
 
+class Decoding(Protocol):
+    """What a cell says of how it is decoded."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def max_tokens(self) -> int: ...
+
+
 def prompts_that_do_not_loop(
-    target: Loaded, suite: str, cell: Cell, count: int, candidates: int, *, longest_draft: int = 0
+    target: Loaded, suite: str, cell: Decoding, count: int, candidates: int, *, longest_draft: int = 0
 ) -> tuple[list[list[int]], list[SamplingParams], int]:
     """``count`` prompts, how each is sampled, and how many were left out because their plain output loops.
 
@@ -115,8 +126,24 @@ def measure(
         "depth": depth,
         "num_looping": looping,
         "seconds": sides.seconds,
+        "drafting": {name: drafting_seconds(repeats[1:]) for name, repeats in sides.decoded.items()},
         "summaries": {name: _summaries(repeats[-1]) for name, repeats in sides.decoded.items()},
     }
+
+
+def drafting_seconds(repeats: Sequence[Sequence[Decoded]]) -> float:
+    """What planning and drafting take in all ``repeats``."""
+    return sum(part.drafting * part.seconds for parts in repeats for part in parts)
+
+
+def cost(record: Record, name: str) -> float | None:
+    """Time of drafting a token, in plain steps; None where nothing is drafted, and where a record has no such time."""
+    if "drafting" not in record:
+        return None
+    seconds, summaries = record["seconds"], record["summaries"]
+    drafted = sum(sum(one["drafted"]) for one in summaries[name]) * len(seconds[name])
+    plain_steps = sum(one["steps"] for one in summaries[PLAIN]) * len(seconds[PLAIN])
+    return record["drafting"][name] / drafted / (sum(flat(seconds[PLAIN])) / plain_steps) if drafted else None
 
 
 def _summaries(parts: Sequence[Decoded]) -> list[dict[str, Any]]:

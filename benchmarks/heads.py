@@ -10,8 +10,9 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+from benchmarks.drafters import drafters_of
 from benchmarks.even_decoding import CONTROL, PLAIN, flat
-from benchmarks.head_cells import AUTO, BEST, Cell, measure
+from benchmarks.head_cells import AUTO, BEST, Cell, cost, measure
 from benchmarks.study import (
     Draft,
     Precision,
@@ -41,6 +42,7 @@ from paceline.core.stats import Summary
 from paceline.kernels.cpu.instruction_set import current_set
 
 MODEL = "model"
+SPENT = "spent.json"  # demo/recipes/zoo.py
 MEGABYTE = 10**6
 
 
@@ -50,10 +52,12 @@ class Line:
 
     drafter: str
     size: float  # of its weights as they are stored, in megabytes
+    minutes: float | None  # of one core, that its training took; None: not known
     temperature: float
     batch_size: int
     depth: int  # the best draft length
     tokens: Estimate  # tokens per step
+    cost: float | None  # of drafting a token, in plain steps
     speedup: Estimate
     auto_tokens: Estimate
     auto_speedup: Estimate
@@ -70,6 +74,14 @@ def heads_in(folder: Path) -> dict[str, Path]:
     return found
 
 
+def training_seconds(head: Path | None) -> float | None:
+    """Processor time that the recipe of the zoo wrote down beside a head; 0 without training, None where it is not."""
+    if head is None:
+        return 0.0
+    spent = head.parent / SPENT
+    return sum(json.loads(spent.read_text(encoding="utf-8"))) if spent.exists() else None
+
+
 def line_of(record: Record) -> Line:
     """What is shown of a cell."""
     cell = record["cell"]
@@ -82,10 +94,12 @@ def line_of(record: Record) -> Line:
     return Line(
         drafter=cell["drafter"],
         size=record["bytes"] / MEGABYTE,
+        minutes=record["training"] / 60 if record.get("training") is not None else None,
         temperature=cell["temperature"],
         batch_size=cell["batch_size"],
         depth=record["depth"],
         tokens=tokens(BEST),
+        cost=cost(record, BEST),
         speedup=pooled_ratio(seconds[PLAIN], seconds[BEST]),
         auto_tokens=tokens(AUTO),
         auto_speedup=pooled_ratio(seconds[PLAIN], seconds[AUTO]),
@@ -98,13 +112,21 @@ def line_of(record: Record) -> Line:
 COLUMNS: list[Column[Line]] = [
     Column("drafter", "drafter", left=True),
     Column("MB", "size", ".1f"),
+    Column("training, min", "minutes", ".0f", rare=True),
     Column("best k", "depth"),
     Column("tokens per step", "tokens", ".2f"),
+    Column("cost", "cost", ".3f", timed=True, rare=True),
     Column("over plain", "speedup", ".2f", timed=True, estimate=True),
     Column("auto: tokens per step", "auto_tokens", ".2f"),
     Column("auto: over plain", "auto_speedup", ".2f", timed=True, estimate=True),
     Column("control", "control", ".3f"),
 ]
+
+
+def _takes(line: Line) -> str:
+    """A drafter, its weights and its training, as the drawing has them."""
+    training = "" if not line.minutes else f", {line.minutes:.0f} min"
+    return f"{line.drafter} ({line.size:.1f} MB{training})" if line.size else line.drafter
 
 
 def _place(temperature: float, rows: int) -> str:
@@ -121,6 +143,7 @@ class HeadStudy(Study):
     target: Target = None  # the embedded one has heads too
     draft: Draft = None
     heads: Annotated[Path | None, option("Folder of training runs whose heads are measured.")] = None
+    drafters: Annotated[tuple[str, ...], option("Drafters without training that are measured too, such as ngram.")] = ()
     suite: Suite = "code"
     temperatures: Annotated[tuple[float, ...], option("Greedy is 0.")] = (0.0, 1.0)
     batch: Annotated[tuple[int, ...], counts("Rows of a batch.")] = (1, 8)
@@ -152,6 +175,7 @@ class HeadStudy(Study):
         paths = pair_of(self.target, self.draft)
         target, draft = (load(path, dtype=self.dtype, device="cpu") for path in paths)
         folders = {MODEL: paths[1], **self._heads()}
+        untrained = drafters_of(self.drafters, draft)
         timing = Timing(repeats=self.repeats, seconds=0.0, processor_time=self.processor_time)
         choices = {
             "isa": current_set(),
@@ -163,7 +187,7 @@ class HeadStudy(Study):
             "processor_time": self.processor_time,
         }
         run = raw.begin(conditions_of(named(paths), target.dtype, **choices), date)
-        hashes = {name: hash_model(folder) for name, folder in folders.items()}
+        hashes = {name: hash_model(folder) for name, folder in folders.items()} | dict.fromkeys(untrained, "")
         cells = [
             Cell(
                 drafter=name,
@@ -172,21 +196,23 @@ class HeadStudy(Study):
                 batch_size=rows,
                 max_tokens=self.max_tokens,
             )
-            for temperature, rows, name in product(self.temperatures, self.batch, folders)
+            for temperature, rows, name in product(self.temperatures, self.batch, (*folders, *untrained))
         ]
         for cell, identity in missing(raw, cells, run_cells(self.kind, run), say):
+            folder = folders.get(cell.drafter)
+            trained = draft if folder == paths[1] else str(folder)
             found = measure(
                 cell,
                 target=target,
-                drafter=draft if cell.drafter == MODEL else str(folders[cell.drafter]),
+                drafter=untrained[cell.drafter] if folder is None else trained,
                 suite=self.suite,
                 num_prompts=self.num_prompts,
                 together=self._together(cell.batch_size),
                 depths=self.depths,
                 timing=timing,
             )
-            size = sum(path.stat().st_size for path in folders[cell.drafter].glob("*.safetensors"))
-            raw.append({**identity, "bytes": size, **found})
+            size = 0 if folder is None else sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+            raw.append({**identity, "bytes": size, "training": training_seconds(folder), **found})
 
     def _together(self, rows: int) -> int:
         """Whole batches of ``rows``."""
@@ -223,7 +249,8 @@ class HeadStudy(Study):
         looping = sorted({line.num_looping for line in self._lines(run, records) if line.temperature == 0})
         return [
             "best k: the fixed draft length that is fastest on as many other prompts; tokens per step and speed are "
-            "its own, then those under the controller, whose plain steps count",
+            "its own, then those under the controller, whose plain steps count; cost: of drafting a token, in plain "
+            "steps; training: of one core, where it is known",
             f"prompts whose plain output loops are left out: {', '.join(map(str, looping)) or 0} greedy ones",
             "[ ]: 95 % interval over prompts, of times over parts and repeats; void: plain decoding differs from "
             "itself by more than 3 %",
@@ -239,17 +266,18 @@ class HeadStudy(Study):
         def panels(axes: Sequence[Any]) -> None:
             for place, which in zip(axes, places, strict=True):
                 own = [line for line in lines if (line.temperature, line.batch_size) == which]
+                own.sort(key=lambda line: -line.speedup.value)
                 for label, values in (
                     ("best draft length", [line.speedup for line in own]),
                     ("controller", [line.auto_speedup for line in own]),
                 ):
                     drawing.error_bars(place, range(len(own)), values, label, linestyle="")
                 drawing.baseline(place)
-                place.set_xticks(range(len(own)), [line.drafter for line in own], rotation=60, ha="right")
+                place.set_xticks(range(len(own)), [_takes(line) for line in own], rotation=60, ha="right")
                 drawing.finish(place, x="", y="speed-up over plain decoding", title=_place(*which), columns=2)
 
         measured = self.last(run, records)
-        caption = "Speed-up of draft heads that were trained for the same time, and of the draft model."
+        caption = "The fastest first: with the size of its weights, and the time of one core that training took."
         caption += drawing.left_out(len(measured) - len(sound(measured)), len(measured))
         return drawing.draw_panels(
             panels, size=(4.4 * len(places), 4.8), title=title, caption=caption, columns=len(places)

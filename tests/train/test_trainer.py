@@ -151,12 +151,22 @@ def test_only_the_last_checkpoints_remain(tmp_path):
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["00000008", "00000010", "00000012"]
 
 
-@pytest.mark.parametrize("value", [None, float("nan")])
-def test_validation_without_a_value_is_reported(value, tmp_path):
+def test_validation_without_a_number_is_reported(tmp_path):
     run = trainer(tmp_path)
-    run.validate = lambda task: Score(value=value)
-    with pytest.raises(ValueError, match="no validation measured anything: the run diverged or every output loops"):
+    run.validate = lambda task: Score(value=float("nan"))
+    with pytest.raises(ValueError, match="no validation gave a number: the run diverged"):
         run.run()
+
+
+def test_the_last_weights_are_written_where_every_output_loops(tmp_path, caplog):
+    run = trainer(tmp_path, steps=7)
+    run.validate = lambda task: Score(value=None, metrics={"sampled": 2.0})
+    assert run.run().metrics == {"sampled": 2.0}
+    assert [path.name for path in (tmp_path / "best").iterdir()] == ["00000007"]
+    assert "every greedy output loops: the weights of the last step are written" in caplog.text
+    longer = trainer(tmp_path, steps=9)
+    longer.validate = lambda task: Score(value=1.5)
+    assert longer.run().value == 1.5, "any measured acceptance is more than none"
 
 
 @pytest.mark.parametrize("layer_skip", [None, SKIP], ids=["plain", "layer skip"])

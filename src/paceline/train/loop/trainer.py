@@ -1,5 +1,6 @@
 """The training loop: AdamW over a task, with checkpoints, validation and logs."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,6 +25,9 @@ from paceline.train.loop.weight_copies import ServedCopy, WeightAverage
 from paceline.train.tasks.base import StepRandomness, Task, TaskOutput
 from paceline.train.tasks.joint import TRUNK
 from paceline.train.tasks.terms import num_learned
+
+UNMEASURED = 0.0  # the value of weights whose acceptance no validation could measure: below every one that is measured
+logger = logging.getLogger("paceline")
 
 
 class Diverged(ValueError):
@@ -85,7 +89,7 @@ class Trainer:
         """Train from the last checkpoint, if any, to the end. Returns the best validation (see ``finished``).
 
         Raises Diverged, Stopped after a signal, CheckpointError if a checkpoint cannot be written; earlier checkpoints
-        stay. Raises ValueError if no validation measured anything.
+        stay. Raises ValueError if no validation gave a number.
         """
         self.strategy.on_main(lambda: self.folder.mkdir(parents=True, exist_ok=True))
         self._resume()
@@ -105,9 +109,7 @@ class Trainer:
                 if self.step % self.config.checkpoints.every == 0 or self.step == steps:
                     self._save()
         if self.best.value is None:
-            raise ValueError(
-                "no validation measured anything: the run diverged or every output loops; lower learning_rate"
-            )
+            raise ValueError("no validation gave a number: the run diverged; lower optimiser.learning_rate")
         return Score(value=self.best.value, metrics=self.best.metrics)
 
     def advance(self, progress: TrainProgress, *, stop: bool = False) -> float | None:
@@ -205,9 +207,17 @@ class Trainer:
         score = self.score()
         self._log(score.metrics)
         progress.show_acceptance(score.length)
-        if score.value is not None and math.isfinite(score.value):
+        value = score.value
+        if value is None and self.best.value is None and self.step == self.config.schedule.steps:
+            if self.strategy.main:
+                logger.warning(
+                    "no validation measured acceptance, for every greedy output loops: the weights of the last step "
+                    "are written; train the target further, or validate with other prompts or fewer tokens"
+                )
+            value = UNMEASURED
+        if value is not None and math.isfinite(value):
             task = self.task if self.served_copy is None else self.served_copy.task
-            value = float(self.step) if task.in_stages else score.value
+            value = float(self.step) if task.in_stages else value
             self.best.update(value, score.metrics, task.trained(), step=self.step)
 
     def _log_step(self, loss: float, norm: float, outputs: Sequence[TaskOutput], progress: TrainProgress) -> None:
