@@ -16,6 +16,7 @@ STUDIES = {
     "heads": "benchmarks.heads:HeadStudy",
     "inflate": "benchmarks.inflate.command:Inflate",
     "joint-training": "benchmarks.joint_training:JointTraining",
+    "lengths": "benchmarks.lengths:Lengths",
     "load": "benchmarks.load:Load",
     "instruction-sets": "benchmarks.instruction_sets:InstructionSets",
     "products": "benchmarks.products:Products",

@@ -29,6 +29,7 @@ class Decoded:
     tokens: tuple[tuple[int, ...], ...]
     summaries: tuple[Summary, ...]  # of every row
     drafting: float  # share of the steps' time that planning and drafting take
+    by_token: tuple[float, ...] = ()  # seconds until so many tokens of all rows were there
 
     @property
     def summary(self) -> Summary:
@@ -52,6 +53,7 @@ def decode_evenly(
         start = clock()
         streams[name] = engine.submit(list(prompts), list(params))
         seconds[name] = clock() - start
+    by_token: dict[str, list[float]] = {name: [] for name in make}
     written = dict.fromkeys(make, 0)  # tokens
     running = list(make)
     size = TURN * len(prompts)
@@ -66,6 +68,8 @@ def decode_evenly(
         written[name] += 1
         if piece is None:
             running.remove(name)
+        else:
+            by_token[name].append(seconds[name])
     results = {name: stream.results() for name, stream in streams.items()}
     return {
         name: Decoded(
@@ -73,6 +77,7 @@ def decode_evenly(
             tokens=tuple(result.token_ids for result in found),
             summaries=tuple(result.stats.summary for result in found),
             drafting=_share_of_drafting(found),
+            by_token=tuple(by_token[name]),
         )
         for name, found in results.items()
     }
@@ -80,16 +85,14 @@ def decode_evenly(
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """What every side took and wrote of every part, repeat by repeat; the first repeat is a warm-up."""
+    """What every side took and wrote of every part, repeat by repeat, without the warm-up."""
 
     decoded: Mapping[str, Sequence[Sequence[Decoded]]]
 
     @property
     def seconds(self) -> dict[str, list[list[float]]]:
         """Of every part of every timed repeat."""
-        return {
-            name: [[part.seconds for part in parts] for parts in repeats[1:]] for name, repeats in self.decoded.items()
-        }
+        return {name: [[part.seconds for part in parts] for parts in repeats] for name, repeats in self.decoded.items()}
 
     @property
     def void(self) -> bool:
@@ -106,13 +109,16 @@ def decode_sides(
     what: str,
     batch_size: int,
     timing: Timing,
+    warm_up: bool = True,
 ) -> Sides:
     """Decode ``prompts`` evenly with every side, ``PLAIN`` and ``CONTROL`` among them, a part of a batch at a time.
+
+    A ``warm_up`` decodes all of them once more, before, and is not counted.
 
     Raises RuntimeError, which names ``what`` is decoded, if one writes other tokens than ``PLAIN``.
     """
     decoded: dict[str, list[list[Decoded]]] = {name: [] for name in make}
-    for repeat in range(-1, timing.repeats):
+    for repeat in range(-1 if warm_up else 0, timing.repeats):
         for parts in decoded.values():
             parts.append([])
         for at in range(0, len(prompts), batch_size):
@@ -124,7 +130,7 @@ def decode_sides(
                 raise RuntimeError(f"{what}: {', '.join(different)} wrote other tokens; please report it")
             for name, one in done.items():
                 decoded[name][-1].append(one)
-    return Sides(decoded)
+    return Sides({name: repeats[-timing.repeats :] for name, repeats in decoded.items()})
 
 
 def total(summaries: Iterable[Summary]) -> Summary:

@@ -170,7 +170,7 @@ class ExitsAndProphets(Study):
             "best": best,
             "num_looping": looping,
             "seconds": sides.seconds,
-            "drafting": {name: drafting_seconds(repeats[1:]) for name, repeats in sides.decoded.items()},
+            "drafting": {name: drafting_seconds(repeats) for name, repeats in sides.decoded.items()},
             "summaries": {
                 name: [asdict(one) for part in repeats[-1] for one in part.summaries]
                 for name, repeats in sides.decoded.items()

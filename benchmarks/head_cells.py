@@ -50,7 +50,7 @@ class Decoding(Protocol):
 
 
 def prompts_that_do_not_loop(
-    target: Loaded, suite: str, cell: Decoding, count: int, candidates: int, *, longest_draft: int = 0
+    target: Loaded, suite: str, cell: Decoding, count: int, candidates: int, *, longest_draft: int = 0, **options: Any
 ) -> tuple[list[list[int]], list[SamplingParams], int]:
     """``count`` prompts, how each is sampled, and how many were left out because their plain output loops.
 
@@ -61,7 +61,7 @@ def prompts_that_do_not_loop(
     encoded = (encode(target, text) for text in prompts_of(suite, candidates, seed=0))
     prompts = [tokens for tokens in encoded if len(tokens) <= room]
     params = [
-        SamplingParams(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=seed, ignore_eos=True)
+        SamplingParams(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=seed, ignore_eos=True, **options)
         for seed in range(len(prompts))
     ]
     plain = generate(target, prompts, params, batch_size=min(8, len(prompts)))
@@ -126,7 +126,7 @@ def measure(
         "depth": depth,
         "num_looping": looping,
         "seconds": sides.seconds,
-        "drafting": {name: drafting_seconds(repeats[1:]) for name, repeats in sides.decoded.items()},
+        "drafting": {name: drafting_seconds(repeats) for name, repeats in sides.decoded.items()},
         "summaries": {name: _summaries(repeats[-1]) for name, repeats in sides.decoded.items()},
     }
 

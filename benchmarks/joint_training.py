@@ -43,7 +43,7 @@ from benchmarks.trainings import Training, history, train_all
 from paceline.api import Loaded, SamplingParams, generate, load
 from paceline.bench.columns import Section
 from paceline.bench.raw import RawFile, Record
-from paceline.models.loading import read_config
+from paceline.models.loading import configure, read_config
 from paceline.models.native.decoder import DecoderLM
 from paceline.text.loops import is_looping
 from paceline.text.tokenizer import load_tokenizer
@@ -121,8 +121,7 @@ class JointTraining(Study):
         later = {(how, seed): self._later(how, seed) for how, seed in product((AFTERWARDS, DISTILLED), self.seeds)}
         train_all(list(later.values()), self.work, say, jobs=self.jobs)
         choices = {
-            name: getattr(self, name)
-            for name in ("size", "steps", "weight", "depth", "num_prompts", "max_tokens")
+            name: getattr(self, name) for name in ("size", "steps", "weight", "depth", "num_prompts", "max_tokens")
         }
         run = raw.begin(conditions_of({}, "float32", **choices), date)
         cells = [Cell(head, JOINTLY, seed) for head, seed in joint]
@@ -182,7 +181,7 @@ class JointTraining(Study):
         return make_batches(
             DataConfig.model_validate(common(self.work, steps=self.steps)["data"]),
             tokenizer=load_tokenizer(known),
-            vocab_size=read_config(known)["vocab_size"],
+            vocab_size=configure(dict(read_config(known)), known).vocab_size,
             end_of_text=0,
             rows=ROWS,
             length=LENGTH,

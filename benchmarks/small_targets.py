@@ -3,7 +3,7 @@ heads compare sizes on.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -160,6 +160,10 @@ class SmallTargets(Study):
                 }
             )
 
-    def sections(self, run: Record, records: Mapping[str, Any] | Any) -> list[Section[Record]]:
+    def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Record]]:
         """The table of one run."""
-        return [Section("trained alike, nats per token of held-out text", COLUMNS, self.last(run, records))]
+        return [
+            Section(
+                title="trained alike, nats per token of held-out text", columns=COLUMNS, lines=self.last(run, records)
+            )
+        ]

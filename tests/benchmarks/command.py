@@ -30,6 +30,7 @@ SMALL = {
         *"--dtype float32 --suite prose --temperatures 0.8 --batch 1,2 --depths 1,2 --num-prompts 2".split(),
         *"--together 2 --max-tokens 8 --repeats 2".split(),
     ),
+    "lengths": (*PAIR, *"--dtype float32 --suite prose --depths 1,2 --lengths 4,9 --num-prompts 2".split()),
     "resume": (*PAIR[:2], *"--exit 1,2 --batch 1,3 --context 9 --k 2 --num-steps 3 --dtype float64".split()),
     "sampling-cost": (*PAIR, *QUICK, *"--dtype float32 --rows 1 --k 0,2".split()),
     "scaling": (*PAIR, *QUICK, *"--rows 1,3 --nodes 1,4 --context 8,600 --length 5 --prompt 9".split()),

@@ -39,9 +39,11 @@ def decoded(**models):
 def test_every_side_decodes_every_part_after_a_warm_up(still_machine):
     found, made = decoded()
     for repeats in found.decoded.values():
-        assert [[list(map(len, part.tokens)) for part in parts] for parts in repeats] == [[[9, 9], [9]]] * 3
+        assert [[list(map(len, part.tokens)) for part in parts] for parts in repeats] == [[[9, 9], [9]]] * 2, (
+            "the warm-up is left out"
+        )
     timed = {name: [[part.seconds for part in parts] for parts in repeats] for name, repeats in found.decoded.items()}
-    assert found.seconds == {name: repeats[1:] for name, repeats in timed.items()}
+    assert found.seconds == timed
     assert found.seconds[PLAIN] == found.seconds[CONTROL] and not found.void
     sides = [PLAIN, "ngram", CONTROL]
     assert made == [*reversed(sides), *reversed(sides), *sides, *sides, *reversed(sides), *reversed(sides)]
@@ -62,3 +64,14 @@ def test_the_controller_is_decoded_beside_fixed_lengths(tmp_path, capsys, still_
         assert found["seconds"][PLAIN] == found["seconds"][CONTROL] and not found["void"]
         assert found["steps"]["k=2"] < found["steps"][PLAIN] == found["steps"][CONTROL] == 8 * 2 // parts
     assert "auto over best fixed" in out and (tmp_path / "controller.svg").read_text().startswith("<svg")
+
+
+def test_the_time_of_every_output_length_is_read_on_the_way(tmp_path, capsys, still_machine):
+    records, out = measured("lengths", tmp_path / "lengths.jsonl", capsys)
+    greedy, sampled = [line for line in records if line["kind"] == "lengths"]
+    for found in (greedy, sampled):
+        assert list(found["seconds"]) == [PLAIN, "1", "2", CONTROL] and found["lengths"] == [4, 9]
+        for parts in found["seconds"].values():
+            assert len(parts) == 2 and all(first < last for first, last in parts), "two prompts"
+    assert "greedy: speed over plain decoding" in " ".join(out.split()) and "top_p 0.95" in out and "k = 2: " in out
+    assert (tmp_path / "lengths.svg").read_text().startswith("<svg")

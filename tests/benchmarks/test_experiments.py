@@ -177,7 +177,10 @@ def test_correlations_of_values_and_of_ranks():
 def test_the_validation_is_that_of_the_weights_which_were_written(root):
     work = root / "validated"
     many = training(
-        root, "many", schedule={"steps": 12, "warmup": 2}, validation={"every": 3, "prompts": 4, "tokens": 8}
+        root,
+        "many",
+        schedule={"steps": 12, "warmup": 2},
+        validation={"every": 3, "prompts": 4, "prompt_tokens": 4, "tokens": 8, "k": 2},
     )
     train_all([many], work, lambda _: None, jobs=1)
     history = validation.runs_below([work])["many"]

@@ -35,8 +35,8 @@ def decoded(seconds, *drafted):
 
 
 def sides(**by_name):
-    """Two repeats of a part, the first a warm-up."""
-    return Sides({name: [[one], [one]] for name, one in by_name.items()})
+    """A repeat of a part."""
+    return Sides({name: [[one]] for name, one in by_name.items()})
 
 
 def test_every_drafter_is_measured_with_its_best_draft_length_and_with_the_controllers(tmp_path, capsys, still_machine):

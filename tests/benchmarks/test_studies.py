@@ -31,6 +31,7 @@ KEPT = (
     "drafters",
     "gpu",
     "heads",
+    "lengths",
     "load",
     "resume",
     "sampling-cost",
@@ -39,7 +40,7 @@ KEPT = (
     "verifier-cost",
     "verifier-ranking",
 )
-MODELS = ("batched", "controller", "drafters", "gpu", "heads", "load", "serving", "verifier-ranking")
+MODELS = ("batched", "controller", "drafters", "gpu", "heads", "lengths", "load", "serving", "verifier-ranking")
 
 
 def report_of(raw, folder):
