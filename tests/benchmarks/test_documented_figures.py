@@ -1,0 +1,144 @@
+"""Every measured figure with an interval in README and docs is one of a committed file of raw figures.
+
+Blocks of output that ``docs/outputs.py`` makes anew are left out: they are what the command printed. The figures of the
+raw files are listed beside the reports, because making them takes minutes; ``python -m
+tests.benchmarks.test_documented_figures`` writes the list anew after a raw file was added or measured again.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from benchmarks.__main__ import STUDIES, main
+from paceline.bench.raw import read_records
+from paceline.cli import run
+
+ROOT = Path(__file__).parents[2]
+LIST = Path(__file__).parent / "reports" / "figures.json"
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+RAW = sorted((ROOT / "docs").rglob("*.jsonl"))
+NUMBER = r"[+-]?\d+\.\d+"
+FIGURE = re.compile(rf"({NUMBER})\s+(?:\[({NUMBER}),\s+({NUMBER})\]|\(({NUMBER})\s+to\s+({NUMBER})\))")
+OUTPUT = re.compile(r"<!-- output: [^\n]+ -->\n+```console\n.*?^```$", re.M | re.S)
+# Of measurements whose raw figures were not kept: a number goes down when they are measured anew, and never up.
+UNKEPT = {"docs/text_to_semantic.md": 8, "docs/training.md": 5, "docs/zoo.md": 1}
+NEEDED = {"speech": ["--target", "unread", "--draft", "unread"]}  # of options that a report does not read
+
+
+class Figure(NamedTuple):
+    """A value and its interval as they are written."""
+
+    text: tuple[str, ...]
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return tuple(map(float, self.text))
+
+    @property
+    def rounding(self) -> float:
+        """The most by which a number differs from what it was rounded from."""
+        return max(0.5 * 10.0 ** -len(number.partition(".")[2]) for number in self.text)
+
+    def shows(self, other: "Figure") -> bool:
+        """Whether both may be the same, rounded."""
+        room = self.rounding + other.rounding + 1e-9
+        return all(abs(own - its) <= room for own, its in zip(self.values, other.values, strict=True))
+
+
+def figures_in(text: str) -> Iterator[Figure]:
+    for found in FIGURE.finditer(text):
+        yield Figure(tuple(number for number in found.groups() if number is not None))
+
+
+def study_of(path: Path) -> str | None:
+    """The study whose figures a file has; None: those of ``paceline bench``."""
+    kinds = {record["kind"] for record in read_records(path)}
+    for name, place in STUDIES.items():
+        module, _, which = place.partition(":")
+        if getattr(getattr(import_module(module), which), "kind", None) in kinds:
+            return name
+    return None
+
+
+def report(path: Path, folder: Path) -> str:
+    """What is shown of a committed file of raw figures; drawings are written beside its copy in ``folder``."""
+    copy, study = shutil.copy(path, folder), study_of(path)
+    with contextlib.redirect_stdout(io.StringIO()) as stream:
+        if study is None:
+            assert run(["bench", "report", str(copy)]) == 0
+        else:
+            assert main([study, "--report", "--output", str(copy), *NEEDED.get(study, [])]) == 0
+    return stream.getvalue()
+
+
+def listed(path: Path) -> dict[str, object]:
+    """What the list says of a file of raw figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        figures = dict.fromkeys(figure.text for figure in figures_in(report(path, Path(folder))))
+    return {"sha256": hash_of(path), "figures": [" ".join(text) for text in figures]}
+
+
+def hash_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.fixture(scope="module")
+def written():
+    return json.loads(LIST.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def known(written):
+    """Every figure of the committed files."""
+    return {Figure(tuple(text.split())) for one in written.values() for text in one["figures"]}
+
+
+def test_the_list_is_of_the_committed_files(written):
+    assert {name: one["sha256"] for name, one in written.items()} == {name_of(path): hash_of(path) for path in RAW}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("path", RAW, ids=name_of)
+def test_the_list_has_what_the_reports_show(path, written):
+    assert written[name_of(path)] == listed(path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_figure_is_one_of_a_committed_file(page, known):
+    text = OUTPUT.sub("", page.read_text(encoding="utf-8"))
+    missing = [figure.text for figure in figures_in(text) if not any(figure.shows(other) for other in known)]
+    allowed = UNKEPT.get(name_of(page), 0)
+    assert len(missing) <= allowed, f"no committed file of raw figures has {missing}"
+    assert len(missing) == allowed, "fewer than there were: lower the number above"
+
+
+def test_a_figure_that_no_file_has_is_found(known):
+    assert not any(Figure(("1.2345", "1.1111", "1.3333")).shows(other) for other in known)
+    assert any(next(iter(known)).shows(other) for other in known)
+
+
+def test_rounded_figures_are_recognised():
+    assert Figure(("1.28", "1.23", "1.31")).shows(Figure(("1.276", "1.234", "1.312")))
+    assert not Figure(("1.28", "1.23", "1.31")).shows(Figure(("1.276", "1.244", "1.312")))
+
+
+if __name__ == "__main__":
+    before = json.loads(LIST.read_text(encoding="utf-8")) if LIST.exists() else {}
+    kept = {name: one for name, one in before.items() if (ROOT / name).exists()}
+    changed = [path for path in RAW if kept.get(name_of(path), {}).get("sha256") != hash_of(path)]
+    LIST.write_text(json.dumps(kept | {name_of(path): listed(path) for path in changed}, indent=1) + "\n")
