@@ -34,15 +34,22 @@ def training(root, name, **fields):
     return Training(name=name, config=config)
 
 
-def test_runs_are_finished_once_and_those_of_other_settings_are_refused(root, capfd):
+@pytest.fixture(scope="module")
+def work(root):
+    """Two runs, trained at once, one with several validations."""
     said = list[str]()
-    first, work = training(root, "one"), root / "work"
-    train_all([first, training(root, "two")], work, said.append, jobs=2)
-    assert finished(first, work) and (work / "two" / "medusa" / "config.json").exists()
+    often = {"every": 3, "prompts": 4, "prompt_tokens": 4, "tokens": 8, "k": 2}
+    many = training(root, "many", schedule={"steps": 12, "warmup": 2}, validation=often)
+    train_all([training(root, "one"), many], root / "work", said.append, jobs=2)
     assert said[-1].startswith("training: 2 of 2 runs done")
-    before = len(said)
-    train_all([first], work, said.append, jobs=1)
-    assert len(said) == before, "nothing is started again"
+    return root / "work"
+
+
+def test_runs_are_finished_once_and_those_of_other_settings_are_refused(root, work):
+    said = list[str]()
+    assert finished(training(root, "one"), work) and (work / "many" / "medusa" / "config.json").exists()
+    train_all([training(root, "one")], work, said.append, jobs=1)
+    assert not said, "nothing is started again"
     with pytest.raises(ValueError, match="one holds a run of other settings; give another --work folder"):
         train_all([training(root, "one", seed=7)], work, said.append, jobs=1)
 
@@ -174,15 +181,7 @@ def test_correlations_of_values_and_of_ranks():
     assert validation.correlation(turned).value == pytest.approx(-1.0)
 
 
-def test_the_validation_is_that_of_the_weights_which_were_written(root):
-    work = root / "validated"
-    many = training(
-        root,
-        "many",
-        schedule={"steps": 12, "warmup": 2},
-        validation={"every": 3, "prompts": 4, "prompt_tokens": 4, "tokens": 8, "k": 2},
-    )
-    train_all([many], work, lambda _: None, jobs=1)
+def test_the_validation_is_that_of_the_weights_which_were_written(work):
     history = validation.runs_below([work])["many"]
     name = "validation.medusa.greedy.tokens_per_step"
     values = [line[name] for line in history.validations if line.get(name) is not None]

@@ -83,7 +83,8 @@ def designs():
         kind = VERIFIERS.find(verifier)
         for name, shape in SHAPES.items() if kind.branches else ():
             if set(kind.wants) & shape.draws and (verifier != "spectr" or name == "two paths"):
-                found += [(drafter, verifier, name) for drafter in ("model", *heads())]
+                drawn = {which: drafter(which, name, eager=True).draws for which in ("model", *heads())}
+                found += [(which, verifier, name) for which, draws in drawn.items() if draws & set(kind.wants)]
     return found
 
 
