@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.even_decoding import CONTROL, PLAIN, flat
-from benchmarks.head_cells import cost
+from benchmarks.head_cells import cost, place
 from paceline.bench.columns import Column
 from paceline.bench.raw import Record
 from paceline.bench.statistics import Estimate, pooled_ratio
@@ -79,11 +79,6 @@ COLUMNS: list[Column[Line]] = [
     Column("over plain", "speedup", ".2f", timed=True, estimate=True),
     Column("control", "control", ".3f"),
 ]
-
-
-def place(temperature: float, rows: int) -> str:
-    """A temperature and a batch size in words."""
-    return f"{'greedy' if temperature == 0 else f'temperature {temperature:g}'}, batch {rows}"
 
 
 def lines_of(record: Record) -> list[Line]:

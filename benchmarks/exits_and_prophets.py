@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.decoders import longest
 from benchmarks.even_decoding import CONTROL, PLAIN, Sides, decode_sides
-from benchmarks.exit_report import COLUMNS, DEPTH, HEADS, Line, draw, lines_of, place
-from benchmarks.head_cells import best_depth, drafting_seconds, prompts_that_do_not_loop
+from benchmarks.exit_report import COLUMNS, DEPTH, HEADS, Line, draw, lines_of
+from benchmarks.head_cells import best_depth, drafting_seconds, place, prompts_that_do_not_loop
 from benchmarks.small_targets import SIZES, WORK, Jobs, Work, common, trained_target
 from benchmarks.study import (
     ProcessorTime,

@@ -155,3 +155,8 @@ def _engine(cell: Cell, target: Loaded, drafter: DrafterLike, depth: int | str |
         return Engine(target, batch_size=cell.batch_size, max_length=length)
     count = "auto" if isinstance(depth, str) else depth
     return Engine(target, drafter=drafter, num_draft_tokens=count, batch_size=cell.batch_size, max_length=length)
+
+
+def place(temperature: float, rows: int) -> str:
+    """A temperature and a batch size in words."""
+    return f"{'greedy' if temperature == 0 else f'temperature {temperature:g}'}, batch {rows}"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from benchmarks.drafters import drafters_of
 from benchmarks.even_decoding import CONTROL, PLAIN, flat
-from benchmarks.head_cells import AUTO, BEST, Cell, cost, measure
+from benchmarks.head_cells import AUTO, BEST, Cell, cost, measure, place
 from benchmarks.study import (
     Draft,
     Precision,
@@ -129,10 +129,6 @@ def _takes(line: Line) -> str:
     return f"{line.drafter} ({line.size:.1f} MB{training})" if line.size else line.drafter
 
 
-def _place(temperature: float, rows: int) -> str:
-    return f"{'greedy' if temperature == 0 else f'temperature {temperature:g}'}, batch {rows}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadStudy(Study):
     """Which draft head pays on one target, and how far is the controller from the best draft length?"""
@@ -229,7 +225,7 @@ class HeadStudy(Study):
             lambda place: f"{conditions['target']['name']}, {place}, {conditions['isa']}",
             COLUMNS,
             self._lines(run, records),
-            lambda line: _place(line.temperature, line.batch_size),
+            lambda line: place(line.temperature, line.batch_size),
         )
 
     def last(self, run: Record, records: Sequence[Record]) -> list[Record]:
@@ -264,17 +260,17 @@ class HeadStudy(Study):
         places = list(dict.fromkeys((line.temperature, line.batch_size) for line in lines))
 
         def panels(axes: Sequence[Any]) -> None:
-            for place, which in zip(axes, places, strict=True):
+            for panel, which in zip(axes, places, strict=True):
                 own = [line for line in lines if (line.temperature, line.batch_size) == which]
                 own.sort(key=lambda line: -line.speedup.value)
                 for label, values in (
                     ("best draft length", [line.speedup for line in own]),
                     ("controller", [line.auto_speedup for line in own]),
                 ):
-                    drawing.error_bars(place, range(len(own)), values, label, linestyle="")
-                drawing.baseline(place)
-                place.set_xticks(range(len(own)), [_takes(line) for line in own], rotation=60, ha="right")
-                drawing.finish(place, x="", y="speed-up over plain decoding", title=_place(*which), columns=2)
+                    drawing.error_bars(panel, range(len(own)), values, label, linestyle="")
+                drawing.baseline(panel)
+                panel.set_xticks(range(len(own)), [_takes(line) for line in own], rotation=60, ha="right")
+                drawing.finish(panel, x="", y="speed-up over plain decoding", title=place(*which), columns=2)
 
         measured = self.last(run, records)
         caption = "The fastest first: with the size of its weights, and the time of one core that training took."

@@ -231,9 +231,11 @@ def points_of(records: Sequence[Record]) -> list[Point]:
 
 def correlation(points: Sequence[Point], *, ranks: bool = False) -> Estimate:
     """Pearson's between validated and served tokens per step, or Spearman's; the interval is over heads."""
+    from scipy.stats import rankdata  # optional
+
     given = np.asarray([[point.validated.value, point.served.value] for point in points]).T
     if ranks:
-        given = given.argsort(-1).argsort(-1).astype(float)  # no ties among means of outputs
+        given = rankdata(given, axis=1)
     drawn = np.random.default_rng(0).integers(0, len(points), size=(RESAMPLES, len(points)))
     with np.errstate(invalid="ignore", divide="ignore"):
         values = [float(np.corrcoef(given[:, chosen])[0, 1]) for chosen in drawn]

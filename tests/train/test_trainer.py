@@ -164,6 +164,10 @@ def test_the_last_weights_are_written_where_every_output_loops(tmp_path, caplog)
     assert run.run().metrics == {"sampled": 2.0}
     assert [path.name for path in (tmp_path / "best").iterdir()] == ["00000007"]
     assert "every greedy output loops: the weights of the last step are written" in caplog.text
+    again = trainer(tmp_path, steps=8)
+    again.validate = run.validate
+    again.run()
+    assert [path.name for path in (tmp_path / "best").iterdir()] == ["00000008"], "the last of the longer run"
     longer = trainer(tmp_path, steps=9)
     longer.validate = lambda task: Score(value=1.5)
     assert longer.run().value == 1.5, "any measured acceptance is more than none"

@@ -208,13 +208,14 @@ class Trainer:
         self._log(score.metrics)
         progress.show_acceptance(score.length)
         value = score.value
-        if value is None and self.best.value is None and self.step == self.config.schedule.steps:
+        last = self.step == self.config.schedule.steps
+        if value is None and last and self.best.value in (None, UNMEASURED):
             if self.strategy.main:
                 logger.warning(
                     "no validation measured acceptance, for every greedy output loops: the weights of the last step "
                     "are written; train the target further, or validate with other prompts or fewer tokens"
                 )
-            value = UNMEASURED
+            self.best.value, value = None, UNMEASURED  # of a longer run, in place of those that ended a shorter one
         if value is not None and math.isfinite(value):
             task = self.task if self.served_copy is None else self.served_copy.task
             value = float(self.step) if task.in_stages else value
