@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from benchmarks.load import differences, growth_of, percentiles
+from benchmarks.load import differences
 from benchmarks.load_clients import Answered, ask_for, besiege
+from benchmarks.load_report import growth_of, percentiles
 from paceline.api import Engine
 from tests.serve.listening import listening
 from tests.serve.served import target
