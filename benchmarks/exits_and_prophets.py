@@ -17,7 +17,7 @@ from benchmarks.decoders import longest
 from benchmarks.even_decoding import CONTROL, PLAIN, Sides, decode_sides
 from benchmarks.exit_report import COLUMNS, DEPTH, HEADS, Line, draw, lines_of
 from benchmarks.head_cells import best_depth, drafting_seconds, place, prompts_that_do_not_loop
-from benchmarks.small_targets import SIZES, WORK, Jobs, Work, common, trained_target
+from benchmarks.small_targets import SIZES, WORK, Jobs, Work, check_sizes, common, trained_target
 from benchmarks.study import (
     ProcessorTime,
     Progress,
@@ -25,6 +25,7 @@ from benchmarks.study import (
     Suite,
     Timing,
     check_counts,
+    check_temperatures,
     conditions_of,
     counts,
     date,
@@ -64,7 +65,7 @@ class ExitsAndProphets(Study):
 
     kind: ClassVar[str] = "exits-and-prophets"
     title: ClassVar[str] = "Prophets and early exits"
-    needs_drawing: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("matplotlib",)
 
     work: Work = WORK
     sizes: Annotated[tuple[str, ...], option(f"Of the targets: some of {', '.join(SIZES)}.")] = tuple(SIZES)
@@ -83,11 +84,8 @@ class ExitsAndProphets(Study):
         check_counts(steps=self.steps, batch=self.batch, max_tokens=self.max_tokens, num_prompts=self.num_prompts)
         check_counts(jobs=self.jobs)
         check_counts(least=2, repeats=self.repeats)
-        unknown = [size for size in self.sizes if size not in SIZES]
-        if unknown or not self.sizes:
-            raise ValueError(f"sizes={unknown or 'none'}: give some of {', '.join(SIZES)}")
-        if not self.temperatures or min(self.temperatures) < 0:
-            raise ValueError(f"temperatures={self.temperatures}: give at least one, of 0 or more")
+        check_sizes(self.sizes)
+        check_temperatures(self.temperatures)
         for rows in self.batch:
             if self.num_prompts % rows or SEARCHED % rows:
                 raise ValueError(

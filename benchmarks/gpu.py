@@ -194,7 +194,7 @@ class Gpu(Study):
 
     kind: ClassVar[str] = KIND
     title: ClassVar[str] = "On a GPU"
-    needs_drawing: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("matplotlib",)
 
     device: Annotated[str, option("cpu runs the same, in a small form.")] = "cuda"
     parameters: Annotated[str, option("Of the target, such as 8B or 20M.")] = "8B"

@@ -23,6 +23,7 @@ from benchmarks.study import (
     Target,
     Timing,
     check_counts,
+    check_temperatures,
     conditions_of,
     counts,
     date,
@@ -163,8 +164,7 @@ class HeadStudy(Study):
                     f"{self.num_prompts} prompts make no parts of {self._together(rows)} for batches of {rows}; give a "
                     "multiple of it"
                 )
-        if not self.temperatures or min(self.temperatures) < 0:
-            raise ValueError(f"temperatures={self.temperatures}: give at least one, of 0 or more")
+        check_temperatures(self.temperatures)
 
     def measure(self, raw: RawFile, say: Progress) -> None:
         """Put into ``raw`` what it lacks."""

@@ -109,7 +109,7 @@ def _tokens_per_step(measured: Sequence[Mapping[str, Any]], temperature: str) ->
 
 def over_seeds(values: Sequence[float]) -> Estimate:
     """The mean, and its t interval: seeds are few. Unbounded for one seed."""
-    from scipy.stats import t  # optional
+    from scipy.stats import t
 
     middle = mean(values)
     if len(values) < 2:

@@ -26,7 +26,7 @@ from benchmarks.joint_report import (
     head_lines,
     loss_lines,
 )
-from benchmarks.small_targets import SIZES, WORK, Jobs, Work, common, untrained
+from benchmarks.small_targets import SIZES, WORK, Jobs, Work, check_sizes, common, untrained
 from benchmarks.study import (
     Progress,
     Study,
@@ -43,6 +43,7 @@ from benchmarks.trainings import Training, history, train_all
 from paceline.api import Loaded, SamplingParams, generate, load
 from paceline.bench.columns import Section
 from paceline.bench.raw import RawFile, Record
+from paceline.kernels.cpu.instruction_set import current_set
 from paceline.models.loading import configure, read_config
 from paceline.models.native.decoder import DecoderLM
 from paceline.text.loops import is_looping
@@ -88,7 +89,7 @@ class JointTraining(Study):
 
     kind: ClassVar[str] = "joint-training"
     title: ClassVar[str] = "Trained together"
-    needs_drawing: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("matplotlib", "scipy")
 
     work: Work = WORK
     size: Annotated[str, option(f"Of the targets: {', '.join(SIZES)}.")] = "1M"
@@ -105,8 +106,7 @@ class JointTraining(Study):
         check_counts(steps=self.steps, depth=self.depth, num_prompts=self.num_prompts, max_tokens=self.max_tokens)
         check_counts(jobs=self.jobs)
         check_counts(least=0, seeds=self.seeds)
-        if self.size not in SIZES:
-            raise ValueError(f"size={self.size}: give one of {', '.join(SIZES)}")
+        check_sizes([self.size])
         if not self.weight > 0:
             raise ValueError(f"weight={self.weight}: give more than 0")
 
@@ -123,7 +123,7 @@ class JointTraining(Study):
         choices = {
             name: getattr(self, name) for name in ("size", "steps", "weight", "depth", "num_prompts", "max_tokens")
         }
-        run = raw.begin(conditions_of({}, "float32", **choices), date)
+        run = raw.begin(conditions_of({}, "float32", isa=current_set(), **choices), date)
         cells = [Cell(head, JOINTLY, seed) for head, seed in joint]
         cells += [Cell(head, how, seed) for (how, seed), head in product(later, self._heads)]
         data = self._data()
@@ -202,7 +202,8 @@ class JointTraining(Study):
         """The targets' losses, and how the heads draft."""
         found = self.last(run, records)
         conditions = run["conditions"]
-        what = f"targets of {conditions['size']}, {conditions['steps']} steps of {ROWS * LENGTH} tokens"
+        where, steps = conditions["isa"], conditions["steps"]
+        what = f"targets of {conditions['size']}, {steps} steps of {ROWS * LENGTH} tokens, {where}"
         return [
             Section(title=f"{what}: nats per token of held-out text", columns=LOSS_COLUMNS, lines=loss_lines(found)),
             Section(

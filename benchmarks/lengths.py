@@ -21,6 +21,7 @@ from benchmarks.study import (
     Target,
     Timing,
     check_counts,
+    check_temperatures,
     conditions_of,
     counts,
     date,
@@ -100,7 +101,7 @@ class Lengths(Study):
 
     kind: ClassVar[str] = "lengths"
     title: ClassVar[str] = "Draft and output lengths"
-    needs_drawing: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("matplotlib",)
 
     target: Target = None
     draft: Draft = None
@@ -115,8 +116,7 @@ class Lengths(Study):
         """Raise ValueError for options that mean nothing."""
         check_counts(depths=self.depths, lengths=self.lengths, num_prompts=self.num_prompts)
         pair_of(self.target, self.draft)
-        if not self.temperatures or min(self.temperatures) < 0:
-            raise ValueError(f"temperatures={self.temperatures}: give at least one, of 0 or more")
+        check_temperatures(self.temperatures)
 
     def measure(self, raw: RawFile, say: Progress) -> None:
         """Put into ``raw`` what it lacks."""

@@ -197,7 +197,7 @@ class Scaling(Study):
 
     kind: ClassVar[str] = "axis"
     title: ClassVar[str] = "Scaling"
-    needs_drawing: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("matplotlib",)
 
     target: Annotated[Path | None, option("Directory; the embedded target inflated to 200M by default.")] = None
     draft: Annotated[Path | None, option("Directory of its draft, for the time to the first token.")] = None

@@ -15,6 +15,7 @@ from benchmarks.trainings import Training, history, train_all
 from paceline.api import embedded_pair
 from paceline.bench.columns import Column, Section
 from paceline.bench.raw import RawFile, Record
+from paceline.kernels.cpu.instruction_set import current_set
 from paceline.models.loading import load, save
 from paceline.train.history import HELD_OUT_LOSS
 from paceline.train.init_weights import random_model
@@ -29,6 +30,13 @@ ROWS, LENGTH = 8, 512  # of a batch
 SEED = 20_26
 Work = Annotated[Path, option("Folder of the runs that train what is measured; they go on where they stopped.")]
 Jobs = Annotated[int, option("Training runs at a time, one thread each.")]
+
+
+def check_sizes(sizes: Sequence[str]) -> None:
+    """Raise ValueError for one that is not of ``SIZES``, or none."""
+    unknown = [size for size in sizes if size not in SIZES]
+    if unknown or not sizes:
+        raise ValueError(f"sizes={unknown or 'none'}: give some of {', '.join(SIZES)}")
 
 
 def shape(size: str, vocab_size: int) -> dict[str, object]:
@@ -136,15 +144,13 @@ class SmallTargets(Study):
     def check(self) -> None:
         """Raise ValueError for options that mean nothing."""
         check_counts(steps=self.steps, jobs=self.jobs)
-        unknown = [size for size in self.sizes if size not in SIZES]
-        if unknown or not self.sizes:
-            raise ValueError(f"sizes={unknown or 'none'}: give some of {', '.join(SIZES)}")
+        check_sizes(self.sizes)
 
     def measure(self, raw: RawFile, say: Progress) -> None:
         """Train what is not trained, and put its loss into ``raw``."""
         trainings = {size: training_of(size, self.work, steps=self.steps) for size in self.sizes}
         train_all(list(trainings.values()), self.work, say, jobs=self.jobs)
-        run = raw.begin(conditions_of({}, "float32", steps=self.steps), date)
+        run = raw.begin(conditions_of({}, "float32", isa=current_set(), steps=self.steps), date)
         for cell, identity in missing(raw, [Size(size) for size in self.sizes], run_cells(self.kind, run), say):
             found = history(trainings[cell.size], self.work)
             assert found is not None
@@ -164,6 +170,8 @@ class SmallTargets(Study):
         """The table of one run."""
         return [
             Section(
-                title="trained alike, nats per token of held-out text", columns=COLUMNS, lines=self.last(run, records)
+                title=f"trained alike, nats per token of held-out text, {run['conditions']['isa']}",
+                columns=COLUMNS,
+                lines=self.last(run, records),
             )
         ]

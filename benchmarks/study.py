@@ -72,6 +72,12 @@ def check_counts(least: int = 1, **given: int | Sequence[int]) -> None:
             raise ValueError(f"{name}={values}: give at least {least}")
 
 
+def check_temperatures(temperatures: Sequence[float]) -> None:
+    """Raise ValueError for one below 0, or none."""
+    if not temperatures or min(temperatures) < 0:
+        raise ValueError(f"temperatures={temperatures}: give at least one, of 0 or more")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """How often a call is timed, ``repeats`` at least and more until those of a group took ``seconds``, and by what.
@@ -231,7 +237,7 @@ class Study(ABC):
 
     kind: ClassVar[str]  # of the records that its tables are made of
     title: ClassVar[str]  # of its drawing
-    needs_drawing: ClassVar[bool] = False
+    needs: ClassVar[tuple[str, ...]] = ()  # optional packages without which it cannot be shown
 
     output: Annotated[Path, option("File of raw figures; what it holds already is not measured again.")]
     report: Annotated[bool, option("Measure nothing: show what the file holds.")] = False
@@ -269,8 +275,9 @@ class Study(ABC):
         self.check()
         if self.threads is not None:
             check_counts(threads=self.threads)
-        if self.needs_drawing and find_spec("matplotlib") is None:
-            raise ValueError("the drawing needs matplotlib: run pip install 'paceline[bench]'")
+        lacking = " ".join(package for package in self.needs if find_spec(package) is None)
+        if lacking:
+            raise ValueError(f"this study needs {lacking}: run pip install {lacking}")
         raw = RawFile(self.output)
         if not self.report:
             if self.threads is not None:

@@ -1,6 +1,7 @@
 """Runs of ``paceline train`` that a study needs: several at a time, one thread each, and resumed where they stopped."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -55,13 +56,14 @@ def finished(training: Training, work: Path) -> bool:
 def train_all(trainings: Sequence[Training], work: Path, say: Progress, *, jobs: int) -> None:
     """Finish all ``trainings`` in folders below ``work``, ``jobs`` of them at a time.
 
-    Stopped by Ctrl-C, every run writes a checkpoint first. Raises ValueError, with the end of its output, for one that
-    fails, and before any begins for one whose folder holds other settings.
+    Stopped by Ctrl-C or SIGTERM, every run writes a checkpoint first. Raises ValueError, with the end of its output,
+    for one that fails, and before any begins for one whose folder holds other settings.
     """
     work.mkdir(parents=True, exist_ok=True)
     waiting = [training for training in trainings if not finished(training, work)]
     total, running = len(waiting), dict[Training, subprocess.Popen[bytes]]()
     num_done = 0
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # else it would leave the runs behind
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -78,6 +80,7 @@ def train_all(trainings: Sequence[Training], work: Path, say: Progress, *, jobs:
                 num_done += 1
             say(f"training: {num_done} of {total} runs done; {', '.join(_step(one, work) for one in running)}")
     finally:
+        signal.signal(signal.SIGTERM, previous)
         for process in running.values():
             process.terminate()
         for process in running.values():

@@ -19,6 +19,7 @@ from paceline.bench.raw import RawFile, Record, hash_model
 from paceline.bench.statistics import LEVEL, RESAMPLES, Estimate, pooled_ratio
 from paceline.bench.suites import prompts_of
 from paceline.core.stats import Summary
+from paceline.kernels.cpu.instruction_set import current_set
 from paceline.text.loops import is_looping
 from paceline.train.history import HELD_OUT_LOSS, LENGTH, VALIDATION, History, Line, read_history
 from paceline.train.outcome import target_directory
@@ -102,7 +103,7 @@ class ValidationStudy(Study):
 
     kind: ClassVar[str] = "validation"
     title: ClassVar[str] = "Validation and serving"
-    needs_drawing: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("matplotlib", "scipy")
 
     runs: Annotated[tuple[Path, ...], option("Folders of training runs whose heads are served.")] = (
         Path("build/experiments"),
@@ -119,7 +120,7 @@ class ValidationStudy(Study):
         """Put into ``raw`` what it lacks."""
         histories = runs_below(self.runs)
         choices = {"suite": self.suite, "num_prompts": self.num_prompts, "max_tokens": self.max_tokens}
-        run = raw.begin(conditions_of({}, "as trained", **choices), date)
+        run = raw.begin(conditions_of({}, "as trained", isa=current_set(), **choices), date)
         cells = [
             Cell(name, head.directory, hash_model(history.folder / head.directory), temperature)
             for name, history in histories.items()
@@ -160,7 +161,7 @@ class ValidationStudy(Study):
     def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Point]]:
         """A line for every head."""
         points = points_of(self.last(run, records))
-        return [Section(title="tokens per step", columns=COLUMNS, lines=points)]
+        return [Section(title=f"tokens per step, {run['conditions']['isa']}", columns=COLUMNS, lines=points)]
 
     def notes(self, run: Record, records: Sequence[Record]) -> list[str]:
         """Correlations, and the largest miss."""
@@ -231,7 +232,7 @@ def points_of(records: Sequence[Record]) -> list[Point]:
 
 def correlation(points: Sequence[Point], *, ranks: bool = False) -> Estimate:
     """Pearson's between validated and served tokens per step, or Spearman's; the interval is over heads."""
-    from scipy.stats import rankdata  # optional
+    from scipy.stats import rankdata
 
     given = np.asarray([[point.validated.value, point.served.value] for point in points]).T
     if ranks:

@@ -243,7 +243,7 @@ class VerifierRanking(Study):
 
     kind: ClassVar[str] = KIND
     title: ClassVar[str] = "Verifiers"
-    needs_drawing: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("matplotlib",)
 
     target: Target = None
     draft: Draft = None
