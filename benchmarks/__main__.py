@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 STUDIES = {
+    "blocks-and-text": "benchmarks.blocks_and_text:BlocksAndText",
     "controller": "benchmarks.controller:ControllerStudy",
     "batched": "benchmarks.batched:Batched",
     "drafters": "benchmarks.drafters:DrafterStudy",

@@ -4,8 +4,8 @@ All heads of a target are trained in one run, so they read the same rows in the 
 turns, beside plain decoding.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -13,10 +13,8 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from benchmarks.decoders import longest
-from benchmarks.even_decoding import CONTROL, PLAIN, Sides, decode_sides
 from benchmarks.exit_report import COLUMNS, DEPTH, HEADS, Line, draw, lines_of
-from benchmarks.head_cells import best_depth, drafting_seconds, place, prompts_that_do_not_loop
+from benchmarks.head_cells import best_depth, decode_heads, decoded, place, prompts_that_do_not_loop
 from benchmarks.small_targets import SIZES, WORK, Jobs, Work, check_sizes, common, trained_target
 from benchmarks.study import (
     ProcessorTime,
@@ -34,7 +32,8 @@ from benchmarks.study import (
     run_cells,
 )
 from benchmarks.trainings import Training, train_all
-from paceline.api import Engine, Loaded, load
+from paceline.api import Loaded, load
+from paceline.api.drafter_like import DrafterLike
 from paceline.bench.columns import Section, grouped
 from paceline.bench.raw import RawFile, Record, hash_model
 from paceline.kernels.cpu.instruction_set import current_set
@@ -138,42 +137,14 @@ class ExitsAndProphets(Study):
         prompts, params, looping = prompts_that_do_not_loop(
             target, self.suite, cell, num, 20 * num, longest_draft=max(DEPTHS)
         )
-        length = longest(prompts) + cell.max_tokens
-
-        def engine(head: Path | None, depth: int) -> Engine:
-            if head is None:
-                return Engine(target, batch_size=cell.batch_size, max_length=length)
-            return Engine(
-                target, drafter=str(head), num_draft_tokens=depth, batch_size=cell.batch_size, max_length=length
-            )
-
-        def sides_of(chosen: Mapping[str, Sequence[int]], part: slice, timing: Timing) -> Sides:
-            by_name = {path.name: path for path in heads}
-            drafted = {
-                f"{name} {depth}": partial(engine, by_name[name], depth)
-                for name, depths in chosen.items()
-                for depth in dict.fromkeys(depths)
-            }
-            plain = partial(engine, None, 0)
-            made = {PLAIN: plain, **drafted, CONTROL: plain}
-            return decode_sides(
-                made, prompts[part], params[part], what=cell.name, batch_size=cell.batch_size, timing=timing
-            )
-
-        searched = sides_of({path.name: DEPTHS for path in heads}, slice(SEARCHED), replace(timing, repeats=1))
-        best = {path.name: best_depth(searched, {f"{path.name} {depth}": depth for depth in DEPTHS}) for path in heads}
-        sides = sides_of({name: (DEPTH, depth) for name, depth in best.items()}, slice(SEARCHED, None), timing)
-        return {
-            "void": sides.void,
-            "best": best,
-            "num_looping": looping,
-            "seconds": sides.seconds,
-            "drafting": {name: drafting_seconds(repeats) for name, repeats in sides.decoded.items()},
-            "summaries": {
-                name: [asdict(one) for part in repeats[-1] for one in part.summaries]
-                for name, repeats in sides.decoded.items()
-            },
-        }
+        made: dict[str, DrafterLike] = {path.name: str(path) for path in heads}
+        every = {name: DEPTHS for name in made}
+        decode = partial(decode_heads, cell, target, made, batch_size=cell.batch_size)
+        searched = decode(every, prompts[:SEARCHED], params[:SEARCHED], timing=replace(timing, repeats=1))
+        best = {name: best_depth(searched, {f"{name} {depth}": depth for depth in DEPTHS}) for name in made}
+        compared = {name: (DEPTH, depth) for name, depth in best.items()}
+        sides = decode(compared, prompts[SEARCHED:], params[SEARCHED:], timing=timing)
+        return {"best": best, "num_looping": looping, **decoded(sides)}
 
     def _lines(self, run: Record, records: Sequence[Record]) -> list[Line]:
         return [line for record in self.last(run, records) for line in lines_of(record)]

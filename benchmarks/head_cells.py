@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from benchmarks.decoders import longest
-from benchmarks.even_decoding import CONTROL, PLAIN, Decoded, Sides, decode_sides, flat, total
+from benchmarks.even_decoding import CONTROL, PLAIN, Sides, decode_sides, flat, total
 from benchmarks.study import Timing
 from paceline.api import Engine, Loaded, SamplingParams, generate
 from paceline.api.drafter_like import DrafterLike
@@ -106,7 +106,10 @@ def measure(
 
     def sides_of(made: Mapping[str, int | str | None], half: slice, timing: Timing) -> Sides:
         return decode_sides(
-            {name: partial(_engine, cell, target, drafter, depth, length) for name, depth in made.items()},
+            {
+                name: partial(engine_of, target, drafter, depth, batch_size=cell.batch_size, length=length)
+                for name, depth in made.items()
+            },
             prompts[half],
             params[half],
             what=cell.name,
@@ -121,19 +124,50 @@ def measure(
     sides = sides_of({PLAIN: None, AUTO: AUTO, BEST: depth, CONTROL: None}, slice(num_prompts, None), timing)
     plain = flat(searched.seconds[PLAIN])
     return {
-        "void": sides.void,
         "searched": {name: pooled_ratio(plain, flat(searched.seconds[name])).value for name in named_depths},
         "depth": depth,
         "num_looping": looping,
-        "seconds": sides.seconds,
-        "drafting": {name: drafting_seconds(repeats) for name, repeats in sides.decoded.items()},
-        "summaries": {name: _summaries(repeats[-1]) for name, repeats in sides.decoded.items()},
+        **decoded(sides),
     }
 
 
-def drafting_seconds(repeats: Sequence[Sequence[Decoded]]) -> float:
-    """What planning and drafting take in all ``repeats``."""
-    return sum(part.drafting * part.seconds for parts in repeats for part in parts)
+def decode_heads(
+    cell: Decoding,
+    target: Loaded,
+    heads: Mapping[str, DrafterLike],
+    depths: Mapping[str, Sequence[int]],
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    *,
+    batch_size: int,
+    timing: Timing,
+) -> Sides:
+    """Decode with each of ``heads`` and of its draft lengths: sides "HEAD LENGTH", beside ``PLAIN`` and ``CONTROL``."""
+    room = {"batch_size": batch_size, "length": longest(prompts) + cell.max_tokens}
+    plain = partial(engine_of, target, None, None, **room)
+    drafted = {
+        f"{name} {depth}": partial(engine_of, target, heads[name], depth, **room)
+        for name, chosen in depths.items()
+        for depth in dict.fromkeys(chosen)
+    }
+    made = {PLAIN: plain, **drafted, CONTROL: plain}
+    return decode_sides(made, prompts, params, what=cell.name, batch_size=batch_size, timing=timing)
+
+
+def decoded(sides: Sides) -> Record:
+    """What a record says of ``sides``."""
+    return {
+        "void": sides.void,
+        "seconds": sides.seconds,
+        "drafting": {
+            name: sum(part.drafting * part.seconds for parts in repeats for part in parts)  # planning and drafting
+            for name, repeats in sides.decoded.items()
+        },
+        "summaries": {
+            name: [asdict(one) for part in repeats[-1] for one in part.summaries]
+            for name, repeats in sides.decoded.items()
+        },
+    }
 
 
 def cost(record: Record, name: str) -> float | None:
@@ -146,15 +180,12 @@ def cost(record: Record, name: str) -> float | None:
     return record["drafting"][name] / drafted / (sum(flat(seconds[PLAIN])) / plain_steps) if drafted else None
 
 
-def _summaries(parts: Sequence[Decoded]) -> list[dict[str, Any]]:
-    return [asdict(one) for part in parts for one in part.summaries]
-
-
-def _engine(cell: Cell, target: Loaded, drafter: DrafterLike, depth: int | str | None, length: int) -> Engine:
+def engine_of(target: Loaded, drafter: DrafterLike, depth: int | str | None, *, batch_size: int, length: int) -> Engine:
+    """An engine with drafts of ``depth``, or the controller's; without a ``depth``, one that decodes plainly."""
     if depth is None:
-        return Engine(target, batch_size=cell.batch_size, max_length=length)
+        return Engine(target, batch_size=batch_size, max_length=length)
     count = "auto" if isinstance(depth, str) else depth
-    return Engine(target, drafter=drafter, num_draft_tokens=count, batch_size=cell.batch_size, max_length=length)
+    return Engine(target, drafter=drafter, num_draft_tokens=count, batch_size=batch_size, max_length=length)
 
 
 def place(temperature: float, rows: int) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from benchmarks.decoders import longest
 from benchmarks.even_decoding import CONTROL, PLAIN, Decoded, decode_sides
-from benchmarks.head_cells import prompts_that_do_not_loop
+from benchmarks.head_cells import engine_of, prompts_that_do_not_loop
 from benchmarks.study import (
     Draft,
     Precision,
@@ -32,7 +32,7 @@ from benchmarks.study import (
     run_cells,
     sound,
 )
-from paceline.api import Engine, load
+from paceline.api import load
 from paceline.bench.columns import Column, Section
 from paceline.bench.raw import RawFile, Record
 from paceline.bench.statistics import Estimate, pooled_ratio
@@ -138,16 +138,10 @@ class Lengths(Study):
                 longest_draft=max(self.depths),
                 **SAMPLED,
             )
-            room = longest(prompts) + cell.max_tokens
-
-            def engine(depth: int, room: int = room) -> Engine:
-                if depth == 0:
-                    return Engine(target, batch_size=1, max_length=room)
-                return Engine(target, drafter=draft, num_draft_tokens=depth, batch_size=1, max_length=room)
-
-            made = {PLAIN: 0, **{str(depth): depth for depth in self.depths}, CONTROL: 0}
+            depths: dict[str, int | None] = {PLAIN: None, **{str(depth): depth for depth in self.depths}, CONTROL: None}
+            room = {"batch_size": 1, "length": longest(prompts) + cell.max_tokens}
             sides = decode_sides(
-                {name: partial(engine, depth) for name, depth in made.items()},
+                {name: partial(engine_of, target, draft, depth, **room) for name, depth in depths.items()},
                 prompts,
                 params,
                 what=cell.name,

@@ -2,10 +2,11 @@
 
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 import yaml
 
-from benchmarks import exit_report, joint_report, validation
+from benchmarks import blocks_and_text, exit_report, joint_report, validation
 from benchmarks.exit_report import DEPTH, HEADS
 from benchmarks.joint_report import AFTERWARDS, ALONE, DISTILLED, JOINTLY
 from benchmarks.small_targets import SIZES, common, shape, trained_target, training_of
@@ -158,6 +159,39 @@ def test_void_cells_have_no_speed_in_the_picture():
     assert "prophet-1" in picture and "1M" in picture
 
 
+def counted(drafted, *accepted):
+    return Summary(steps=drafted, emitted=drafted + sum(accepted), drafted=[drafted] * 3, accepted=list(accepted))
+
+
+def test_what_is_kept_of_drafts_that_came_so_far():
+    first, second = blocks_and_text.kept_by_depth([counted(10, 8, 4, 0), counted(10, 4, 0, 0)])
+    assert (first.value, second.value) == (0.6, pytest.approx(4 / 12))
+    three = blocks_and_text.kept_by_depth([counted(10, 8, 4, 1), counted(10, 8, 4, 1)])
+    assert [one.value for one in three] == [0.8, 0.5, 0.25], "and no depth is left out that drafts reach"
+
+
+def block_record(**changes):
+    names = [f"{head} {depth}" for head in blocks_and_text.HEADS for depth in blocks_and_text.DEPTHS]
+    given = {
+        "cell": {"text": blocks_and_text.OWN, "temperature": 0.0},
+        "seconds": {"plain": [[4.0, 4.0]], "control": [[4.0, 4.0]], **{name: [[2.0, 2.0]] for name in names}},
+        "drafting": dict.fromkeys(names, 1.0),
+        "summaries": {
+            "plain": [asdict(counted(20, 0, 0, 0))] * 2,
+            **{name: [asdict(counted(10, 8, 4, 1))] * 2 for name in names},
+        },
+        "void": False,
+    }
+    return given | changes
+
+
+def test_a_draft_costs_what_its_tokens_cost():
+    line = blocks_and_text.lines_of(block_record())[0]
+    assert (line.head, line.depth, line.speedup.value, line.tokens.value) == ("autoregressive", 1, 2.0, 2.3)
+    assert line.draft == pytest.approx((1.0 / 60) / (8.0 / 40)), "seconds of a drafted token over those of a plain step"
+    assert blocks_and_text.lines_of(block_record())[3].draft == pytest.approx(7 * (1.0 / 60) / (8.0 / 40))
+
+
 def served_record(run, value, served, temperature=1.0):
     return {
         "cell": {"run": run, "head": "mtp", "temperature": temperature, "hash": ""},
@@ -222,6 +256,10 @@ def test_the_studies_train_measure_and_go_on(tmp_path, capsys):
     before = (tmp_path / "joint.jsonl").read_bytes()
     assert run(*again) == 0 and (tmp_path / "joint.jsonl").read_bytes() == before, "nothing is done twice"
     assert "of each seed" in capsys.readouterr().out
+    np.save(tmp_path / "own.npy", np.random.default_rng(0).integers(1, 4096, 40_000).astype(np.uint16))
+    blocks = [*work, *few, *"--steps 2 --temperatures 1 --own".split(), tmp_path / "own.npy"]
+    assert run("blocks-and-text", *blocks, "--output", tmp_path / "blocks.jsonl") == 0
+    assert "accepted, by depth" in capsys.readouterr().out
     assert run("validation", "--runs", tmp_path / "work", *few, "--output", tmp_path / "validation.jsonl") == 0
     assert "correlation" in capsys.readouterr().out
 
