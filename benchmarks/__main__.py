@@ -14,6 +14,7 @@ STUDIES = {
     "endurance": "benchmarks.endurance:Endurance",
     "exits-and-prophets": "benchmarks.exits_and_prophets:ExitsAndProphets",
     "gpu": "benchmarks.gpu:Gpu",
+    "head-trees": "benchmarks.head_trees:HeadTrees",
     "heads": "benchmarks.heads:HeadStudy",
     "inflate": "benchmarks.inflate.command:Inflate",
     "joint-training": "benchmarks.joint_training:JointTraining",

@@ -185,7 +185,7 @@ class BlocksAndText(Study):
         for cell, identity in missing(raw, cells, run_cells(self.kind, run), say):
             num = self.num_prompts
             prompts, params, looping = prompts_that_do_not_loop(
-                target, self.suite, cell, num, 8 * num, longest_draft=DEPTH
+                target, self.suite, cell, num, 4 * num, longest_draft=DEPTH
             )
             made = {head: str(path) for head, path in heads[cell.text].items()}
             depths = dict.fromkeys(HEADS, DEPTHS)

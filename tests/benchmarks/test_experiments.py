@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks import blocks_and_text, exit_report, joint_report, validation
+from benchmarks import blocks_and_text, exit_report, head_trees, joint_report, validation
 from benchmarks.exit_report import DEPTH, HEADS
 from benchmarks.joint_report import AFTERWARDS, ALONE, DISTILLED, JOINTLY
 from benchmarks.small_targets import SIZES, common, shape, trained_target, training_of
@@ -190,6 +190,25 @@ def test_a_draft_costs_what_its_tokens_cost():
     assert (line.head, line.depth, line.speedup.value, line.tokens.value) == ("autoregressive", 1, 2.0, 2.3)
     assert line.draft == pytest.approx((1.0 / 60) / (8.0 / 40)), "seconds of a drafted token over those of a plain step"
     assert blocks_and_text.lines_of(block_record())[3].draft == pytest.approx(7 * (1.0 / 60) / (8.0 / 40))
+
+
+def test_a_tree_is_shown_with_its_tokens_and_levels():
+    shapes = {"chain of 2": [[0], [0, 0]], "tree of 3": [[0], [1], [0, 0]]}
+    sides = {"plain": 4.0, "chain of 2": 2.0, "tree of 3": 2.5, "control": 4.0}
+    record = exit_record(
+        cell={"head": "medusa", "temperature": 0.0},
+        shapes=shapes,
+        seconds={name: [[value], [value]] for name, value in sides.items()},
+        summaries={name: [summary(20, steps=8)] for name in sides},
+    )
+    chain, tree = head_trees.lines_of(record)
+    assert (chain.shape, chain.nodes, chain.depth, chain.speedup.value) == ("chain of 2", 2, 2, 2.0)
+    assert (tree.shape, tree.nodes, tree.depth, tree.speedup.value) == ("tree of 3", 3, 2, 1.6)
+
+
+def test_what_is_no_head_is_named(tmp_path, capsys):
+    assert run("head-trees", "--heads", tmp_path, "--output", tmp_path / "trees.jsonl") == 2
+    assert "no draft head; make zoo-train" in capsys.readouterr().err
 
 
 def served_record(run, value, served, temperature=1.0):
