@@ -71,7 +71,9 @@ class Line:
     text: str
     temperature: float
     depth: int
-    kept: Sequence[Estimate]  # by depth: of the drafts whose tokens before were accepted, the share with this one too
+    acceptance: Sequence[
+        Estimate
+    ]  # by depth: of the drafts whose tokens before were accepted, the share with this one too
     tokens: Estimate  # per step
     draft: float | None  # time of a draft, in plain steps
     speedup: Estimate
@@ -83,7 +85,7 @@ def _mode(temperature: float) -> str:
     return "greedy" if temperature == 0 else f"temperature {temperature:g}"
 
 
-def kept_by_depth(summaries: Sequence[Summary]) -> list[Estimate]:
+def acceptance_by_depth(summaries: Sequence[Summary]) -> list[Estimate]:
     """Of the drafts whose tokens before were all accepted, the share whose token at a depth is too.
 
     It ends before the first depth that drafts of half of the prompts do not reach.
@@ -112,7 +114,7 @@ def lines_of(record: Record) -> list[Line]:
                 text=cell["text"],
                 temperature=cell["temperature"],
                 depth=depth,
-                kept=kept_by_depth(summaries),
+                acceptance=acceptance_by_depth(summaries),
                 tokens=pooled_ratio([one.emitted for one in summaries], [one.steps for one in summaries]),
                 draft=None if per_token is None else per_token * depth,
                 speedup=pooled_ratio(seconds[PLAIN], seconds[name]),
@@ -217,11 +219,11 @@ class BlocksAndText(Study):
         return [line for record in self.last(run, records) for line in lines_of(record)]
 
     def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Line]]:
-        """A table for every temperature, and what is kept by depth."""
+        """A table for every temperature, and what is accepted by depth."""
         lines, conditions = self._lines(run, records), run["conditions"]
         by_depth: list[Column[Line]] = [
             *COLUMNS[:2],
-            *(Column(str(depth + 1), lambda line, at=depth: _at(line.kept, at), ".2f") for depth in range(DEPTH)),
+            *(Column(str(depth + 1), lambda line, at=depth: _at(line.acceptance, at), ".2f") for depth in range(DEPTH)),
         ]
         longest = [replace(line, void=False) for line in lines if line.depth == DEPTH]  # counts are no times
         return [
@@ -254,7 +256,7 @@ class BlocksAndText(Study):
                 longest = [line for line in own if line.depth == DEPTH]
                 for axis, temperature in zip(axes, (temperatures[0], temperatures[-1]), strict=False):
                     (line,) = (line for line in longest if line.temperature == temperature)
-                    drawing.error_bars(axis, range(1, len(line.kept) + 1), line.kept, label, **style)
+                    drawing.error_bars(axis, range(1, len(line.acceptance) + 1), line.acceptance, label, **style)
                 tokens = [line.tokens for line in longest]
                 drawing.error_bars(axes[2], [line.temperature for line in longest], tokens, label, **style)
                 timed = [line for line in own if line.temperature == temperatures[0] and not line.void]
@@ -268,5 +270,5 @@ class BlocksAndText(Study):
         return drawing.draw_panels(panels, size=(9.0, 8.4), title=title, rows=2, columns=2)
 
 
-def _at(kept: Sequence[Estimate], depth: int) -> float | None:
-    return kept[depth].value if depth < len(kept) else None
+def _at(found: Sequence[Estimate], depth: int) -> float | None:
+    return found[depth].value if depth < len(found) else None

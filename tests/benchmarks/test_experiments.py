@@ -163,10 +163,10 @@ def counted(drafted, *accepted):
     return Summary(steps=drafted, emitted=drafted + sum(accepted), drafted=[drafted] * 3, accepted=list(accepted))
 
 
-def test_what_is_kept_of_drafts_that_came_so_far():
-    first, second = blocks_and_text.kept_by_depth([counted(10, 8, 4, 0), counted(10, 4, 0, 0)])
+def test_acceptance_at_a_depth_is_of_the_drafts_that_reach_it():
+    first, second = blocks_and_text.acceptance_by_depth([counted(10, 8, 4, 0), counted(10, 4, 0, 0)])
     assert (first.value, second.value) == (0.6, pytest.approx(4 / 12))
-    three = blocks_and_text.kept_by_depth([counted(10, 8, 4, 1), counted(10, 8, 4, 1)])
+    three = blocks_and_text.acceptance_by_depth([counted(10, 8, 4, 1), counted(10, 8, 4, 1)])
     assert [one.value for one in three] == [0.8, 0.5, 0.25], "and no depth is left out that drafts reach"
 
 
