@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 
-.PHONY: page demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters bench-corrections bench-speech experiments bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads zoo zoo-train clean clients bench-load
+.PHONY: page demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters bench-corrections bench-speech experiments small-targets experiment-exits experiment-joint experiment-blocks experiment-validation experiment-trees experiment-lengths bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads zoo zoo-train clean clients bench-load
 
 $(RUNS): pyproject.toml constraints.txt demo/pyproject.toml
 	@echo "Installing Paceline, PyTorch and the embedded models into $(VENV): about a minute, and what is to be downloaded"
@@ -64,7 +64,7 @@ SAMPLED := --num-prompts 2 --k 3,5 --temperature 0,0.7 --top-p 0.95
 $(MODELS)/%: | $(STAMP)
 	rm -rf $@.part && mkdir -p $(MODELS)
 	$(BIN)/python -m benchmarks inflate --model $(PAIR)/$(firstword $(subst -, ,$*)) --dtype bfloat16 \
-	  --name paceline-demo-$(firstword $(subst -, ,$*)) $(if $(findstring 200M,$*),--parameters 200M) \
+	  --name paceline-demo-$(firstword $(subst -, ,$*)) $(addprefix --parameters ,$(filter %M,$(subst -, ,$*))) \
 	  $(if $(findstring 32k,$*),--vocab 32000) --output $@.part
 	mv $@.part $@
 
@@ -115,9 +115,34 @@ bench-instruction-sets: $(STAMP)  ## t(n)/t(1) and the share of the read rate, b
 bench-options: $(STAMP) $(MODELS)/target-200M $(MODELS)/target-200M-32k $(MODELS)/draft-32k  ## What a step pays for each sampling option, by rows, draft and vocabulary (about 8 minutes; goes on after an interruption)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks sampling-cost $(LARGE) $(WIDE) --output $(REPORTS)/sampling-cost.jsonl
 
-experiments: $(STAMP) $(MODELS)/target-200M  ## The studies of docs/experiments (about 10 minutes; goes on after an interruption)
-	$(BIN)/python -m benchmarks resume --target $(MODELS)/target-200M --output docs/experiments/resume.jsonl
-	$(BIN)/python -m benchmarks batched --threads 1 --processor-time --repeats 8 --output docs/experiments/batched.jsonl
+STUDIES := docs/experiments
+
+experiments: $(STAMP) $(MODELS)/target-200M  ## What resuming from an exit saves, and what rows in lock-step lose (about 10 minutes; goes on after an interruption)
+	$(BIN)/python -m benchmarks resume --target $(MODELS)/target-200M --output $(STUDIES)/resume.jsonl
+	$(BIN)/python -m benchmarks batched --threads 1 --processor-time --repeats 8 --output $(STUDIES)/batched.jsonl
+
+small-targets: $(STAMP)  ## Train the targets of the studies of heads, of 1, 3 and 7 million parameters (two hours of two cores; goes on after an interruption)
+	$(BIN)/python -m benchmarks small-targets --output $(STUDIES)/small-targets.jsonl
+
+experiment-exits: small-targets  ## Prophets beside early exits, by exit layer, blocks, recycled states and target (goes on after an interruption)
+	$(BIN)/python -m benchmarks exits-and-prophets --processor-time --output $(STUDIES)/exits-and-prophets.jsonl
+
+experiment-joint: $(STAMP)  ## What training together with a head does to a target, and to the head (three hours of two cores; goes on after an interruption)
+	$(BIN)/python -m benchmarks joint-training --output $(STUDIES)/joint-training.jsonl
+
+experiment-blocks: $(STAMP)  ## Heads that draft token by token or a block at once, trained on own outputs or on text (goes on after an interruption)
+	$(BIN)/python demo/recipes/zoo.py --only
+	$(BIN)/python -m benchmarks blocks-and-text --processor-time --output $(STUDIES)/blocks-and-text.jsonl
+
+experiment-validation: experiment-exits experiment-joint zoo-train  ## Tokens per step in validation beside those in serving, for all heads of the other studies
+	$(BIN)/python -m benchmarks validation --runs build/experiments --runs build/zoo --output $(STUDIES)/validation.jsonl
+
+experiment-trees: zoo-train  ## Chains and trees of Medusa heads (some minutes)
+	$(BIN)/python -m benchmarks head-trees --processor-time --output $(STUDIES)/head-trees.jsonl
+
+experiment-lengths: $(STAMP) $(MODELS)/target-774M $(MODELS)/draft-124M  ## Draft lengths and output lengths with a pair of the sizes of GPT-2 (half an hour; goes on after an interruption)
+	$(BIN)/python -m benchmarks lengths --target $(MODELS)/target-774M --draft $(MODELS)/draft-124M \
+	  --num-prompts 2 --output $(STUDIES)/lengths.jsonl
 
 STUDY := $(BIN)/python -m benchmarks controller --processor-time --k 1 --k 3 --k 5
 AVX2 := PACELINE_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
