@@ -49,21 +49,27 @@ class Decoding(Protocol):
     def max_tokens(self) -> int: ...
 
 
+def prompts_that_fit(
+    target: Loaded, suite: str, cell: Decoding, candidates: int, *, longest_draft: int, **options: Any
+) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Those of ``candidates`` prompts that the target's context holds with outputs and drafts; how each is sampled."""
+    room = target.lm.max_positions - cell.max_tokens - longest_draft
+    encoded = (encode(target, text) for text in prompts_of(suite, candidates, seed=0))
+    prompts = [tokens for tokens in encoded if len(tokens) <= room]
+    return prompts, [
+        SamplingParams(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=seed, ignore_eos=True, **options)
+        for seed in range(len(prompts))
+    ]
+
+
 def prompts_that_do_not_loop(
     target: Loaded, suite: str, cell: Decoding, count: int, candidates: int, *, longest_draft: int = 0, **options: Any
 ) -> tuple[list[list[int]], list[SamplingParams], int]:
     """``count`` prompts, how each is sampled, and how many were left out because their plain output loops.
 
-    Those that do not fit the target's context, drafts included, are no candidates.
     Raises ValueError where too few are left.
     """
-    room = target.lm.max_positions - cell.max_tokens - longest_draft
-    encoded = (encode(target, text) for text in prompts_of(suite, candidates, seed=0))
-    prompts = [tokens for tokens in encoded if len(tokens) <= room]
-    params = [
-        SamplingParams(max_tokens=cell.max_tokens, temperature=cell.temperature, seed=seed, ignore_eos=True, **options)
-        for seed in range(len(prompts))
-    ]
+    prompts, params = prompts_that_fit(target, suite, cell, candidates, longest_draft=longest_draft, **options)
     plain = generate(target, prompts, params, batch_size=min(8, len(prompts)))
     kept = [at for at, one in enumerate(plain) if not is_looping(one.token_ids)][:count]
     if len(kept) < count:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from benchmarks.decoders import longest
 from benchmarks.even_decoding import CONTROL, PLAIN, Decoded, decode_sides
-from benchmarks.head_cells import engine_of, prompts_that_do_not_loop
+from benchmarks.head_cells import engine_of, prompts_that_fit
 from benchmarks.study import (
     Draft,
     Precision,
@@ -37,6 +37,7 @@ from paceline.bench.columns import Column, Section
 from paceline.bench.raw import RawFile, Record
 from paceline.bench.statistics import Estimate, pooled_ratio
 from paceline.kernels.cpu.instruction_set import current_set
+from paceline.text.loops import is_looping
 
 SAMPLED = {"top_k": 50, "top_p": 0.95}  # beside a temperature above 0
 
@@ -60,6 +61,7 @@ class Line:
     mode: str
     length: int
     speedups: Mapping[int, Estimate]  # by draft length
+    num_looping: int  # outputs that mostly repeat themselves
     control: float
     void: bool
 
@@ -88,6 +90,7 @@ def lines_of(record: Record) -> list[Line]:
             mode=mode(record["cell"]["temperature"]),
             length=length,
             speedups={int(name): ratio(name, at) for name in seconds if name.isdigit()},
+            num_looping=record["num_looping"][at],
             control=ratio(CONTROL, at).value,
             void=record["void"],
         )
@@ -129,15 +132,11 @@ class Lengths(Study):
         )
         cells = [Cell(temperature=t, max_tokens=max(self.lengths)) for t in self.temperatures]
         for cell, identity in missing(raw, cells, run_cells(self.kind, run), say):
-            prompts, params, looping = prompts_that_do_not_loop(
-                target,
-                self.suite,
-                cell,
-                self.num_prompts,
-                4 * self.num_prompts,
-                longest_draft=max(self.depths),
-                **SAMPLED,
+            # Long greedy outputs of small targets all loop, so none is left out here, and loops are counted.
+            prompts, params = prompts_that_fit(
+                target, self.suite, cell, 4 * self.num_prompts, longest_draft=max(self.depths), **SAMPLED
             )
+            prompts, params = prompts[: self.num_prompts], params[: self.num_prompts]
             depths: dict[str, int | None] = {PLAIN: None, **{str(depth): depth for depth in self.depths}, CONTROL: None}
             room = {"batch_size": 1, "length": longest(prompts) + cell.max_tokens}
             sides = decode_sides(
@@ -156,7 +155,10 @@ class Lengths(Study):
                     **identity,
                     "void": sides.void,
                     "lengths": list(self.lengths),
-                    "num_looping": looping,
+                    "num_looping": [
+                        sum(is_looping(part.tokens[0][:length]) for part in sides.decoded[PLAIN][-1])
+                        for length in self.lengths
+                    ],
                     "seconds": seconds,
                     "tokens_per_step": {
                         name: sum(one.emitted for one in rows) / sum(one.steps for one in rows)
@@ -173,6 +175,7 @@ class Lengths(Study):
                 Column(f"k = {depth}", partial(_speedup, depth), ".2f", timed=True, estimate=True)
                 for depth in run["conditions"]["depths"]
             ),
+            Column("looping", "num_looping"),
             Column("control", "control", ".3f"),
         ]
         return [
@@ -195,6 +198,7 @@ class Lengths(Study):
                 notes.append(
                     f"k = {depth}: {sum(values) / len(values):.2f} on average, {min(values):.2f} to {max(values):.2f}"
                 )
+        notes.append(f"looping: of {run['conditions']['num_prompts']} outputs, those that mostly repeat themselves")
         return [*notes, "[ ]: 95 % interval over prompts; void: plain decoding differs from itself by more than 3 %"]
 
     def draw(self, run: Record, records: Sequence[Record], *, title: str) -> str:
