@@ -5,7 +5,7 @@ The time until so many tokens are there is read on the way.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -30,15 +30,15 @@ from benchmarks.study import (
     option,
     pair_of,
     run_cells,
-    sound,
 )
 from paceline.api import load
 from paceline.bench.columns import Column, Section
 from paceline.bench.raw import RawFile, Record
-from paceline.bench.statistics import Estimate, pooled_ratio
+from paceline.bench.statistics import Estimate, is_void, pooled_ratio
 from paceline.kernels.cpu.instruction_set import current_set
 from paceline.text.loops import is_looping
 
+WARM_UP = 24  # tokens of the first prompt that are decoded before, for the first step of all is slow
 SAMPLED = {"top_k": 50, "top_p": 0.95}  # beside a temperature above 0
 
 
@@ -85,14 +85,15 @@ def lines_of(record: Record) -> list[Line]:
     def ratio(name: str, at: int) -> Estimate:
         return pooled_ratio([one[at] for one in seconds[PLAIN]], [one[at] for one in seconds[name]])
 
+    controls = [ratio(CONTROL, at).value for at in range(len(lengths))]
     return [
         Line(
             mode=mode(record["cell"]["temperature"]),
             length=length,
             speedups={int(name): ratio(name, at) for name in seconds if name.isdigit()},
             num_looping=record["num_looping"][at],
-            control=ratio(CONTROL, at).value,
-            void=record["void"],
+            control=controls[at],
+            void=is_void([controls[at]]),
         )
         for at, length in enumerate(lengths)
     ]
@@ -139,15 +140,16 @@ class Lengths(Study):
             prompts, params = prompts[: self.num_prompts], params[: self.num_prompts]
             depths: dict[str, int | None] = {PLAIN: None, **{str(depth): depth for depth in self.depths}, CONTROL: None}
             room = {"batch_size": 1, "length": longest(prompts) + cell.max_tokens}
-            sides = decode_sides(
+            decode = partial(
+                decode_sides,
                 {name: partial(engine_of, target, draft, depth, **room) for name, depth in depths.items()},
-                prompts,
-                params,
                 what=cell.name,
                 batch_size=1,
                 timing=Timing(repeats=1, seconds=0.0),
                 warm_up=False,
             )
+            decode(prompts[:1], [replace(params[0], max_tokens=min(WARM_UP, cell.max_tokens))])
+            sides = decode(prompts, params)
             seconds = {name: at_lengths(repeats[-1], self.lengths) for name, repeats in sides.decoded.items()}
             summaries = {name: [part.summary for part in repeats[-1]] for name, repeats in sides.decoded.items()}
             raw.append(
@@ -180,7 +182,7 @@ class Lengths(Study):
         ]
         return [
             Section(
-                title=f"{mode(record['cell']['temperature'])}: speed over plain decoding; tokens per step "
+                title=f"{mode(record['cell']['temperature'])}, {run['conditions']['isa']}; tokens per step "
                 + ", ".join(f"{value:.2f}" for name, value in record["tokens_per_step"].items() if name.isdigit()),
                 columns=columns,
                 lines=lines_of(record),
@@ -190,13 +192,15 @@ class Lengths(Study):
 
     def notes(self, run: Record, records: Sequence[Record]) -> list[str]:
         """What the figures are, and their mean."""
-        lines = [line for record in sound(self.last(run, records)) for line in lines_of(record)]
+        lines = [line for record in self.last(run, records) for line in lines_of(record) if not line.void]
         notes = []
         for depth in run["conditions"]["depths"]:
             values = [line.speedups[depth].value for line in lines]
             if values:
+                average = sum(values) / len(values)
                 notes.append(
-                    f"k = {depth}: {sum(values) / len(values):.2f} on average, {min(values):.2f} to {max(values):.2f}"
+                    f"k = {depth}: {average:.2f} of plain decoding's speed on average, {min(values):.2f} to "
+                    f"{max(values):.2f}"
                 )
         notes.append(f"looping: of {run['conditions']['num_prompts']} outputs, those that mostly repeat themselves")
         return [*notes, "[ ]: 95 % interval over prompts; void: plain decoding differs from itself by more than 3 %"]
@@ -205,30 +209,26 @@ class Lengths(Study):
         """Speed-up over the draft length, a line for each output length."""
         from paceline.bench import drawing  # needs the optional matplotlib
 
-        measured = sound(self.last(run, records))
+        measured = [lines_of(record) for record in self.last(run, records)]
+        num_void = sum(line.void for lines in measured for line in lines)
 
         def panels(axes: Sequence[Any]) -> None:
-            for panel, record in zip(axes, measured, strict=True):
-                for at, line in enumerate(lines_of(record)):
-                    drawing.error_bars(
-                        panel,
-                        list(line.speedups),
-                        list(line.speedups.values()),
-                        f"{line.length} tokens",
-                        **drawing.series(at),
-                    )
+            for panel, lines in zip(axes, measured, strict=True):
+                for at, line in enumerate(lines):
+                    if not line.void:
+                        values, label = list(line.speedups.values()), f"{line.length} tokens"
+                        x = [depth * 1.04**at for depth in line.speedups]  # beside each other
+                        drawing.error_bars(panel, x, values, label, **drawing.series(at))
                 drawing.baseline(panel)
                 drawing.powers_of_two(panel, list(run["conditions"]["depths"]))
-                drawing.finish(
-                    panel, x="drafted tokens", y="speed over plain decoding", title=mode(record["cell"]["temperature"])
-                )
+                drawing.finish(panel, x="drafted tokens", y="speed over plain decoding", title=lines[0].mode)
 
         return drawing.draw_panels(
             panels,
             size=(4.6 * max(1, len(measured)), 4.2),
             title=title,
             caption="Time until so many tokens were there."
-            + drawing.left_out(len(records) - len(measured), len(records)),
+            + drawing.left_out(num_void, sum(map(len, measured)), "lines"),
             columns=len(measured),
         )
 

@@ -73,5 +73,10 @@ def test_the_time_of_every_output_length_is_read_on_the_way(tmp_path, capsys, st
         assert list(found["seconds"]) == [PLAIN, "1", "2", CONTROL] and found["lengths"] == [4, 9]
         for parts in found["seconds"].values():
             assert len(parts) == 2 and all(first < last for first, last in parts), "two prompts"
-    assert "greedy: speed over plain decoding" in " ".join(out.split()) and "top_p 0.95" in out and "k = 2: " in out
+    assert (
+        "greedy, " in out
+        and "of plain decoding's speed" in " ".join(out.split())
+        and "top_p 0.95" in out
+        and "k = 2: " in out
+    )
     assert (tmp_path / "lengths.svg").read_text().startswith("<svg")

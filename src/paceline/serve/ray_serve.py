@@ -32,6 +32,7 @@ from paceline.serve.settings import Settings
 BEGINNING = 256  # characters of a prompt by which a replica is chosen
 ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 METRICS = "/metrics"
+DELAYS = {"upscale_delay_s": 30.0, "downscale_delay_s": 600.0}  # how long a load lasts before replicas follow it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def application(make: Callable[[], Engine], settings: Settings, replicas: Replic
     scale: dict[str, Any] = {"num_replicas": replicas.count}
     if replicas.most is not None:
         bounds = {"min_replicas": replicas.count, "max_replicas": replicas.most}
-        scale = {"autoscaling_config": {**bounds, "target_ongoing_requests": replicas.requests}}
+        scale = {"autoscaling_config": {**bounds, **DELAYS, "target_ongoing_requests": replicas.requests}}
     engines = serve.deployment(
         Replica,
         name="engine",
