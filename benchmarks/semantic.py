@@ -1,47 +1,56 @@
-"""Text-to-semantic models with an early exit: right outputs, acceptance, and time beside plain decoding, repeat by
-repeat. Outputs, drafted and plain, are compared too.
-"""
+"""Text-to-semantic models with an early exit: right outputs, acceptance, and time beside plain decoding, in turn."""
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
-from itertools import islice
+from functools import partial
+from itertools import islice, product
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar
 
-import torch
-from rich.console import Console
-
+from benchmarks.even_decoding import CONTROL, PLAIN
 from benchmarks.semantic_data import END, SYMBOLS, Pair, pairs, runs
-from benchmarks.study import check_counts, counts, option
+from benchmarks.study import (
+    Precision,
+    ProcessorTime,
+    Progress,
+    Study,
+    Timing,
+    check_counts,
+    conditions_of,
+    counts,
+    date,
+    missing,
+    option,
+    run_cells,
+)
 from paceline.api import Engine, Loaded, Result, SamplingParams, load, total
 from paceline.bench.columns import Column, Section
-from paceline.bench.machine import describe
-from paceline.bench.statistics import Estimate, estimate, paired_ratios
+from paceline.bench.raw import RawFile, Record
+from paceline.bench.statistics import Estimate, estimate, is_void, paired_ratios
 from paceline.bench.timing import time_in_turn
-from paceline.models.backend import fastest
-from paceline.models.cpu.decoder import CpuDecoder
+from paceline.core.stats import Summary
+from paceline.kernels.cpu.instruction_set import current_set
 
-PLAIN, SEED = "plain", 9  # of the measured pairs, which training never draws
+SEED = 9  # of the measured pairs, which training never draws
+DRAFTED = "drafted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One batch size, guidance scale and draft length."""
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is decoded."""
 
     batch: int
-    scale: float
+    guidance: float
     k: int
-    acceptance: float  # of drafted tokens
-    tokens_per_step: float
-    alike: float  # of outputs and what the runs of the symbols are, from 0 to 1 (difflib)
-    equal: bool  # drafted and plain outputs
-    speed: Estimate  # plain seconds over drafted ones
+
+    @property
+    def name(self) -> str:
+        return f"batch {self.batch}, guidance {self.guidance:g}, {self.k} drafted tokens"
 
 
 def alike(results: Sequence[Result], asked: Sequence[Pair]) -> float:
-    """How alike outputs are to the runs of their texts said as they are, from 0 to 1."""
+    """How alike outputs are to the runs of their texts said as they are, from 0 to 1 (difflib)."""
     table, found = runs(), list[float]()
     for result, pair in zip(results, asked, strict=True):
         wanted = [said for symbol in pair.source for said in table[symbol]]
@@ -50,111 +59,103 @@ def alike(results: Sequence[Result], asked: Sequence[Pair]) -> float:
     return sum(found) / len(found)
 
 
-def measure(
-    target: Loaded,
-    head: str,
-    asked: Sequence[Pair],
-    *,
-    batch: int,
-    scale: float,
-    k: int,
-    temperature: float,
-    repeats: int,
-) -> Measured:
-    """``asked`` texts, drafted and plain in turn."""
-    room = max(map(len, (pair.output for pair in asked))) + 32
-    options = SamplingParams(max_tokens=room, guidance_scale=scale, temperature=temperature, seed=SEED)
-    texts = [pair.source for pair in asked]
-    outputs: dict[str, list[Result]] = {}
-
-    def runner(drafter: str | None) -> Engine:
-        return Engine(
-            target,
-            drafter=drafter,
-            num_draft_tokens=k,
-            batch_size=batch,
-            max_length=room + 1,
-            guidance=scale != 1,
-        )
-
-    engines = {PLAIN: runner(None), head: runner(head)}
-
-    def call(name: str) -> None:
-        outputs[name] = engines[name].generate(texts, options)
-
-    taken = time_in_turn({name: lambda name=name: call(name) for name in engines}, repeats=repeats, seconds=0.0)
-    summary = total(outputs[head])
-    return Measured(
-        batch=batch,
-        scale=scale,
-        k=k,
-        acceptance=sum(summary.accepted) / max(1, sum(summary.drafted)),
-        tokens_per_step=summary.mean_acceptance_length,
-        alike=alike(outputs[head], asked),
-        equal=[one.token_ids for one in outputs[head]] == [one.token_ids for one in outputs[PLAIN]],
-        speed=estimate(paired_ratios(taken[PLAIN], taken[head])),
-    )
+def _ratio(record: Record, other: str) -> Estimate:
+    return estimate(paired_ratios(record["seconds"][PLAIN], record["seconds"][other]))
 
 
-def section_of(found: Sequence[Measured]) -> Section[Measured]:
-    """A table of what was found."""
-    return Section(
-        title="early exit against plain decoding",
-        columns=[
-            Column("batch", lambda one: str(one.batch)),
-            Column("guidance", lambda one: f"{one.scale:g}"),
-            Column("k", lambda one: str(one.k)),
-            Column("accepted", lambda one: f"{one.acceptance:.0%}"),
-            Column("tokens per step", lambda one: f"{one.tokens_per_step:.2f}"),
-            Column("outputs and runs alike", lambda one: f"{one.alike:.3f}"),
-            Column("equal to plain", lambda one: "yes" if one.equal else "NO"),
-            Column(
-                "plain seconds over its own",
-                lambda one: f"{one.speed.value:.2f} ({one.speed.low:.2f} to {one.speed.high:.2f})",
-            ),
-        ],
-        lines=list(found),
-    )
+COLUMNS: list[Column[Record]] = [
+    Column("batch", "cell.batch"),
+    Column("guidance", "cell.guidance", "g"),
+    Column("k", "cell.k"),
+    Column("accepted", lambda record: Summary(**record["summary"]).acceptance_rate, ".0%"),
+    Column("tokens per step", lambda record: Summary(**record["summary"]).mean_acceptance_length, ".2f"),
+    Column("outputs and runs alike", "alike", ".3f"),
+    Column("over plain", lambda record: "void" if record["void"] else format(_ratio(record, DRAFTED), ".2f")),
+    Column("control", lambda record: _ratio(record, CONTROL).value, ".3f"),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Semantic:
-    """Text-to-semantic models with an early exit against plain decoding, in turn."""
+class Semantic(Study):
+    """What does an early exit gain in a text-to-semantic model?"""
 
-    model: Annotated[Path, option("Directory of the target.")]
-    head: Annotated[str, option("Its early exit: a directory, or early_exit:exit_layer=2.")]
-    batch: Annotated[tuple[int, ...], counts("Rows.", consume_multiple=True)] = (1, 4)
-    k: Annotated[tuple[int, ...], counts("Draft tokens.", consume_multiple=True)] = (4,)
-    guidance: Annotated[tuple[float, ...], option("Scales; 1 is off.", consume_multiple=True)] = (1.0, 2.0)
+    kind: ClassVar[str] = "semantic"
+    title: ClassVar[str] = "Text to semantic tokens"
+
+    model: Annotated[Path, option("Directory of the target.")] = Path("runs/semantic/target")
+    head: Annotated[str, option("Its early exit: a directory, or early_exit:exit_layer=2.")] = (
+        "runs/semantic/early_exit"
+    )
+    batch: Annotated[tuple[int, ...], counts("Rows.")] = (1, 4)
+    k: Annotated[tuple[int, ...], counts("Draft tokens.")] = (2, 4)
+    guidance: Annotated[tuple[float, ...], option("Scales; 1 is off.")] = (1.0, 2.0)
     num_texts: Annotated[int, option("Texts.")] = 8
     repeats: Annotated[int, option("Of every call.")] = 5
     temperature: Annotated[float, option("0: greedy.")] = 0.0
-    dtype: Annotated[Literal["float32", "float64", "bfloat16"], option("Precision.")] = "float32"
+    dtype: Precision = "float32"
+    processor_time: ProcessorTime = False
 
-    def run(self) -> int:
-        """Measure and print; the exit code."""
-        check_counts(batch=self.batch, k=self.k, num_texts=self.num_texts, repeats=self.repeats)
-        target, begin = load(self.model, dtype=self.dtype), time.perf_counter()
+    def check(self) -> None:
+        """Raise ValueError for options that mean nothing."""
+        check_counts(batch=self.batch, k=self.k, num_texts=self.num_texts)
+        check_counts(least=2, repeats=self.repeats)
+
+    def measure(self, raw: RawFile, say: Progress) -> None:
+        """Put into ``raw`` what it lacks."""
+        target = load(self.model, dtype=self.dtype)
+        names = ("head", "num_texts", "repeats", "temperature", "processor_time")
+        choices = {name: getattr(self, name) for name in names}
+        run = raw.begin(conditions_of({"target": self.model}, target.dtype, isa=current_set(), **choices), date)
         asked = list(islice(pairs(SEED), self.num_texts))
-        found = [
-            measure(
+        cells = [Cell(*values) for values in product(self.batch, self.guidance, self.k)]
+        for cell, identity in missing(raw, cells, run_cells(self.kind, run), say):
+            raw.append({**identity, **self._measured(cell, target, asked)})
+
+    def _measured(self, cell: Cell, target: Loaded, asked: Sequence[Pair]) -> Record:
+        """``asked`` texts, drafted and twice plain in turn. Raises RuntimeError where they are not equal."""
+        room = max(map(len, (pair.output for pair in asked))) + 32
+        options = SamplingParams(max_tokens=room, guidance_scale=cell.guidance, temperature=self.temperature, seed=SEED)
+        outputs: dict[str, list[Result]] = {}
+
+        def engine(drafter: str | None) -> Engine:
+            guided = cell.guidance != 1
+            return Engine(
                 target,
-                self.head,
-                asked,
-                batch=batch,
-                scale=scale,
-                k=k,
-                temperature=self.temperature,
-                repeats=self.repeats,
+                drafter=drafter,
+                num_draft_tokens=cell.k,
+                batch_size=cell.batch,
+                max_length=room + 1,
+                guidance=guided,
             )
-            for batch in self.batch
-            for scale in self.guidance
-            for k in self.k
+
+        engines = {PLAIN: engine(None), DRAFTED: engine(self.head), CONTROL: engine(None)}
+
+        def call(name: str) -> None:
+            outputs[name] = engines[name].generate([pair.source for pair in asked], options)
+
+        timing = Timing(repeats=self.repeats, seconds=0.0, processor_time=self.processor_time)
+        calls = {name: partial(call, name) for name in engines}
+        seconds = time_in_turn(calls, repeats=timing.repeats, seconds=timing.seconds, clock=timing.clock)
+        if [one.token_ids for one in outputs[DRAFTED]] != [one.token_ids for one in outputs[PLAIN]]:
+            raise RuntimeError(f"{cell.name}: drafted outputs are not the plain ones; please report it")
+        return {
+            "void": is_void(paired_ratios(seconds[PLAIN], seconds[CONTROL])),
+            "seconds": {name: list(values) for name, values in seconds.items()},
+            "summary": asdict(total(outputs[DRAFTED])),
+            "alike": alike(outputs[DRAFTED], asked),
+        }
+
+    def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Record]]:
+        """A line for every batch size, guidance and draft length."""
+        title = f"early exit beside plain decoding, {run['conditions']['isa']}"
+        return [Section(title=title, columns=COLUMNS, lines=self.last(run, records))]
+
+    def notes(self, run: Record, records: Sequence[Record]) -> list[str]:
+        """What the figures are."""
+        conditions = run["conditions"]
+        return [
+            f"{conditions['num_texts']} texts of {SYMBOLS[0]} to {SYMBOLS[1]} symbols, {conditions['repeats']} "
+            "repeats; drafted outputs are the plain ones",
+            "over plain: plain seconds over drafted ones, median [95 % interval] of the repeats; void: plain decoding "
+            "differs from itself by more than 3 %",
         ]
-        console, machine, runs_as = Console(width=140, highlight=False), describe(), fastest(target.lm)
-        isa = runs_as.isa if isinstance(runs_as, CpuDecoder) else "eager"
-        threads = torch.get_num_threads()
-        console.print(f"{machine.processor}, {threads} threads, {isa}, {self.dtype}; texts of {SYMBOLS} symbols")
-        console.print(section_of(found).table())
-        console.print(f"{self.num_texts} texts, {self.repeats} repeats, {time.perf_counter() - begin:.0f} s")
-        return 0
