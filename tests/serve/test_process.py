@@ -91,6 +91,7 @@ def test_long_heads_slow_heads_and_slow_bodies_are_cut_off(monkeypatch):
         long = b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"a" * process_module.HEADER_BYTES
         assert answer(sent(server.port, long)).startswith(b"HTTP/1.1 400")
         assert answer(sent(server.port, b"GET /health HTTP/1.1\r\nhost: x\r\n")) == b""
+        assert answer(sent(server.port)) == b"", "nothing at all was sent"
         head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n"
         late = answer(sent(server.port, head, b'{"prompt": '))
         assert late.startswith(b"HTTP/1.1 408") and b"within 0.4 s" in late and b"connection: close" in late.lower()
