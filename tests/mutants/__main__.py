@@ -30,7 +30,7 @@ def main() -> int:
     table = Table("mutant", "planted at", "killed by", title="Mutants")
     for mutant, test in zip(chosen, killed, strict=True):
         table.add_row(mutant.name, f"{file_of(mutant)}:{line_of(mutant)}", test or "SURVIVED")
-    Console(width=160).print(table)
+    Console(width=160, markup=False).print(table)  # names of tests have brackets
     return int(None in killed)
 
 
