@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 
-.PHONY: page demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters bench-corrections bench-speech experiments small-targets experiment-exits experiment-joint experiment-blocks experiment-validation experiment-trees experiment-lengths bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads zoo zoo-train clean clients bench-load
+.PHONY: page demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters bench-corrections bench-speech bench-semantic experiments small-targets experiment-exits experiment-joint experiment-blocks experiment-validation experiment-trees experiment-lengths bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads zoo zoo-train clean clients bench-load
 
 $(RUNS): pyproject.toml constraints.txt demo/pyproject.toml
 	@echo "Installing Paceline, PyTorch and the embedded models into $(VENV): about a minute, and what is to be downloaded"
@@ -193,6 +193,11 @@ bench-corrections: $(STAMP) $(MODELS)/target-correct  ## Copies from what an enc
 	$(BIN)/python -m benchmarks drafters --target $(MODELS)/target-correct --suites correct --dtype float32 \
 	  --drafters copy --drafters suffix --drafters ngram --drafters auto --batch 1,8 --num-prompts 8 \
 	  --max-tokens 128 --repeats 2 --processor-time --output $(REPORTS)/corrections.jsonl
+
+bench-semantic: $(STAMP)  ## An early exit in a text-to-semantic model that is trained before (twenty minutes of one core)
+	$(BIN)/python -m benchmarks semantic-data --out runs/semantic.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/paceline train examples/text_to_semantic.yaml
+	$(BIN)/python -m benchmarks semantic --num-texts 16 --repeats 3 --processor-time --output $(REPORTS)/semantic.jsonl
 
 endurance: $(STAMP)  ## Ten thousand steps, and whether memory grows (some minutes)
 	$(BIN)/python -m benchmarks endurance

@@ -8,7 +8,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from benchmarks.even_decoding import CONTROL, PLAIN
+from benchmarks.even_decoding import CONTROL, PLAIN, decode_sides, flat, total
 from benchmarks.semantic_data import END, SYMBOLS, Pair, pairs, runs
 from benchmarks.study import (
     Precision,
@@ -24,11 +24,10 @@ from benchmarks.study import (
     option,
     run_cells,
 )
-from paceline.api import Engine, Loaded, Result, SamplingParams, load, total
+from paceline.api import Engine, Loaded, SamplingParams, load
 from paceline.bench.columns import Column, Section
 from paceline.bench.raw import RawFile, Record
-from paceline.bench.statistics import Estimate, estimate, is_void, paired_ratios
-from paceline.bench.timing import time_in_turn
+from paceline.bench.statistics import Estimate, pooled_ratio
 from paceline.core.stats import Summary
 from paceline.kernels.cpu.instruction_set import current_set
 
@@ -49,18 +48,18 @@ class Cell:
         return f"batch {self.batch}, guidance {self.guidance:g}, {self.k} drafted tokens"
 
 
-def alike(results: Sequence[Result], asked: Sequence[Pair]) -> float:
+def alike(outputs: Sequence[Sequence[int]], asked: Sequence[Pair]) -> float:
     """How alike outputs are to the runs of their texts said as they are, from 0 to 1 (difflib)."""
     table, found = runs(), list[float]()
-    for result, pair in zip(results, asked, strict=True):
+    for output, pair in zip(outputs, asked, strict=True):
         wanted = [said for symbol in pair.source for said in table[symbol]]
-        own = [token for token in result.token_ids if token != END]
+        own = [token for token in output if token != END]
         found.append(SequenceMatcher(None, wanted, own, autojunk=False).ratio())
     return sum(found) / len(found)
 
 
 def _ratio(record: Record, other: str) -> Estimate:
-    return estimate(paired_ratios(record["seconds"][PLAIN], record["seconds"][other]))
+    return pooled_ratio(record["seconds"][PLAIN], record["seconds"][other])
 
 
 COLUMNS: list[Column[Record]] = [
@@ -112,37 +111,34 @@ class Semantic(Study):
             raw.append({**identity, **self._measured(cell, target, asked)})
 
     def _measured(self, cell: Cell, target: Loaded, asked: Sequence[Pair]) -> Record:
-        """``asked`` texts, drafted and twice plain in turn. Raises RuntimeError where they are not equal."""
+        """``asked`` texts, drafted and twice plain in turns of some tokens."""
         room = max(map(len, (pair.output for pair in asked))) + 32
         options = SamplingParams(max_tokens=room, guidance_scale=cell.guidance, temperature=self.temperature, seed=SEED)
-        outputs: dict[str, list[Result]] = {}
 
         def engine(drafter: str | None) -> Engine:
-            guided = cell.guidance != 1
             return Engine(
                 target,
                 drafter=drafter,
                 num_draft_tokens=cell.k,
                 batch_size=cell.batch,
                 max_length=room + 1,
-                guidance=guided,
+                guidance=cell.guidance != 1,
             )
 
-        engines = {PLAIN: engine(None), DRAFTED: engine(self.head), CONTROL: engine(None)}
-
-        def call(name: str) -> None:
-            outputs[name] = engines[name].generate([pair.source for pair in asked], options)
-
-        timing = Timing(repeats=self.repeats, seconds=0.0, processor_time=self.processor_time)
-        calls = {name: partial(call, name) for name in engines}
-        seconds = time_in_turn(calls, repeats=timing.repeats, seconds=timing.seconds, clock=timing.clock)
-        if [one.token_ids for one in outputs[DRAFTED]] != [one.token_ids for one in outputs[PLAIN]]:
-            raise RuntimeError(f"{cell.name}: drafted outputs are not the plain ones; please report it")
+        sides = decode_sides(
+            {PLAIN: partial(engine, None), DRAFTED: partial(engine, self.head), CONTROL: partial(engine, None)},
+            [pair.source for pair in asked],
+            [options] * len(asked),
+            what=cell.name,
+            batch_size=cell.batch,
+            timing=Timing(repeats=self.repeats, seconds=0.0, processor_time=self.processor_time),
+        )
+        last = sides.decoded[DRAFTED][-1]
         return {
-            "void": is_void(paired_ratios(seconds[PLAIN], seconds[CONTROL])),
-            "seconds": {name: list(values) for name, values in seconds.items()},
-            "summary": asdict(total(outputs[DRAFTED])),
-            "alike": alike(outputs[DRAFTED], asked),
+            "void": sides.void,
+            "seconds": {name: flat(parts) for name, parts in sides.seconds.items()},
+            "summary": asdict(total(part.summary for part in last)),
+            "alike": alike([tokens for part in last for tokens in part.tokens], asked),
         }
 
     def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Record]]:
@@ -156,6 +152,6 @@ class Semantic(Study):
         return [
             f"{conditions['num_texts']} texts of {SYMBOLS[0]} to {SYMBOLS[1]} symbols, {conditions['repeats']} "
             "repeats; drafted outputs are the plain ones",
-            "over plain: plain seconds over drafted ones, median [95 % interval] of the repeats; void: plain decoding "
+            "over plain: plain seconds over drafted ones [95 % interval over parts and repeats]; void: plain decoding "
             "differs from itself by more than 3 %",
         ]
