@@ -135,7 +135,7 @@ class ExitsAndProphets(Study):
         """What the record of ``cell`` says."""
         num = SEARCHED + self.num_prompts
         prompts, params, looping = prompts_that_do_not_loop(
-            target, self.suite, cell, num, 20 * num, longest_draft=max(DEPTHS)
+            target, self.suite, cell, num, 5 * num, longest_draft=max(DEPTHS)
         )
         made: dict[str, DrafterLike] = {path.name: str(path) for path in heads}
         every = {name: DEPTHS for name in made}

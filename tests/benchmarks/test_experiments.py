@@ -275,7 +275,9 @@ def test_the_studies_train_measure_and_go_on(tmp_path, capsys):
     before = (tmp_path / "joint.jsonl").read_bytes()
     assert run(*again) == 0 and (tmp_path / "joint.jsonl").read_bytes() == before, "nothing is done twice"
     assert "of each seed" in capsys.readouterr().out
-    np.save(tmp_path / "own.npy", np.random.default_rng(0).integers(1, 4096, 40_000).astype(np.uint16))
+    tokens = np.random.default_rng(0).integers(1, 4096, 40_000).astype(np.uint16)
+    tokens[::100] = 0  # ends of documents
+    np.save(tmp_path / "own.npy", tokens)
     blocks = [*work, *few, *"--steps 2 --temperatures 1 --own".split(), tmp_path / "own.npy"]
     assert run("blocks-and-text", *blocks, "--output", tmp_path / "blocks.jsonl") == 0
     assert "accepted, by depth" in capsys.readouterr().out
