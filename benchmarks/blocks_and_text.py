@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from benchmarks.even_decoding import CONTROL, PLAIN, flat
-from benchmarks.head_cells import cost, decode_heads, decoded, prompts_that_do_not_loop
+from benchmarks.even_decoding import CONTROL, PLAIN, flat, tokens_per_step
+from benchmarks.head_cells import cost, decode_heads, decoded, prompts_that_do_not_loop, sampling_of
 from benchmarks.small_targets import WORK, Jobs, Work, common
 from benchmarks.study import (
     ProcessorTime,
@@ -59,7 +59,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return f"trained on {self.text}, {_mode(self.temperature)}"
+        return f"trained on {self.text}, {sampling_of(self.temperature)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,18 +71,12 @@ class Line:
     text: str
     temperature: float
     depth: int
-    acceptance: Sequence[
-        Estimate
-    ]  # by depth: of the drafts whose tokens before were accepted, the share with this one too
+    acceptance: Sequence[Estimate]  # by depth, where the tokens before were accepted
     tokens: Estimate  # per step
     draft: float | None  # time of a draft, in plain steps
     speedup: Estimate
     control: float
     void: bool
-
-
-def _mode(temperature: float) -> str:
-    return "greedy" if temperature == 0 else f"temperature {temperature:g}"
 
 
 def acceptance_by_depth(summaries: Sequence[Summary]) -> list[Estimate]:
@@ -109,13 +103,13 @@ def lines_of(record: Record) -> list[Line]:
         per_token = cost(record, name)
         lines.append(
             Line(
-                where=_mode(cell["temperature"]),
+                where=sampling_of(cell["temperature"]),
                 head=head,
                 text=cell["text"],
                 temperature=cell["temperature"],
                 depth=depth,
                 acceptance=acceptance_by_depth(summaries),
-                tokens=pooled_ratio([one.emitted for one in summaries], [one.steps for one in summaries]),
+                tokens=tokens_per_step(summaries),
                 draft=None if per_token is None else per_token * depth,
                 speedup=pooled_ratio(seconds[PLAIN], seconds[name]),
                 control=pooled_ratio(seconds[PLAIN], seconds[CONTROL]).value,
@@ -163,11 +157,11 @@ class BlocksAndText(Study):
         check_counts(least=2, repeats=self.repeats)
         check_counts(least=4, num_prompts=self.num_prompts)
         check_temperatures(self.temperatures)
+        if not self.report and not self.own.exists():
+            raise ValueError(f"--own {self.own} is not there; python demo/recipes/zoo.py --only writes it")
 
     def measure(self, raw: RawFile, say: Progress) -> None:
         """Train what is not trained, and put what is measured into ``raw``."""
-        if not self.own.exists():
-            raise ValueError(f"--own {self.own} is not there; python demo/recipes/zoo.py --only writes it")
         trainings = {text: self._training(text) for text in (OWN, CORPUS)}
         train_all(list(trainings.values()), self.work, say, jobs=self.jobs)
         path = embedded_pair()[0]
@@ -263,7 +257,7 @@ class BlocksAndText(Study):
                 costs = [line.draft if line.draft is not None else float("nan") for line in timed]
                 axes[3].plot([line.depth for line in timed], costs, label=label, **style)
             for axis, temperature in zip(axes, (temperatures[0], temperatures[-1]), strict=False):
-                drawing.finish(axis, x="depth", y="accepted after the token before", title=_mode(temperature))
+                drawing.finish(axis, x="depth", y="accepted after the token before", title=sampling_of(temperature))
             drawing.finish(axes[2], x="temperature", y=f"tokens per step, {DEPTH} drafted")
             drawing.finish(axes[3], x="drafted tokens", y="time of a draft, in plain steps")
 

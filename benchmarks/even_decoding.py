@@ -14,7 +14,7 @@ from random import Random
 from benchmarks.study import Timing
 from paceline.api import Engine, Result, SamplingParams, Stream
 from paceline.api.prompts import Prompt
-from paceline.bench.statistics import is_void, pooled_ratio
+from paceline.bench.statistics import Estimate, is_void, pooled_ratio
 from paceline.core.stats import Summary
 
 TURN = 8  # tokens of a row
@@ -131,6 +131,11 @@ def decode_sides(
             for name, one in done.items():
                 decoded[name][-1].append(one)
     return Sides({name: repeats[-timing.repeats :] for name, repeats in decoded.items()})
+
+
+def tokens_per_step(summaries: Sequence[Summary]) -> Estimate:
+    """Of all steps; the interval is over ``summaries``, one for each output."""
+    return pooled_ratio([one.emitted for one in summaries], [one.steps for one in summaries])
 
 
 def total(summaries: Iterable[Summary]) -> Summary:

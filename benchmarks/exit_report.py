@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.even_decoding import CONTROL, PLAIN, flat
+from benchmarks.even_decoding import CONTROL, PLAIN, flat, tokens_per_step
 from benchmarks.head_cells import cost, place
 from paceline.bench.columns import Column
 from paceline.bench.raw import Record
@@ -97,7 +97,7 @@ def lines_of(record: Record) -> list[Line]:
                 temperature=cell["temperature"],
                 batch_size=cell["batch_size"],
                 head=head,
-                tokens=pooled_ratio([one.emitted for one in own], [one.steps for one in own]),
+                tokens=tokens_per_step(own),
                 cost=cost(record, compared),
                 depth=depth,
                 speedup=pooled_ratio(seconds[PLAIN], seconds[fastest]),

@@ -4,7 +4,7 @@ Half of the prompts choose the draft length, the one with the highest speed; the
 plain output mostly repeats itself are left out before, because it is easy for every drafter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -149,14 +149,28 @@ def decode_heads(
     timing: Timing,
 ) -> Sides:
     """Decode with each of ``heads`` and of its draft lengths: sides "HEAD LENGTH", beside ``PLAIN`` and ``CONTROL``."""
-    room = {"batch_size": batch_size, "length": longest(prompts) + cell.max_tokens}
-    plain = partial(engine_of, target, None, None, **room)
-    drafted = {
-        f"{name} {depth}": partial(engine_of, target, heads[name], depth, **room)
-        for name, chosen in depths.items()
-        for depth in dict.fromkeys(chosen)
-    }
-    made = {PLAIN: plain, **drafted, CONTROL: plain}
+
+    def engine(name: str, depth: int, length: int) -> Engine:
+        return engine_of(target, heads[name], depth, batch_size=batch_size, length=length)
+
+    drafted = {f"{name} {depth}": partial(engine, name, depth) for name, chosen in depths.items() for depth in chosen}
+    return decode_beside_plain(cell, target, drafted, prompts, params, batch_size=batch_size, timing=timing)
+
+
+def decode_beside_plain(
+    cell: Decoding,
+    target: Loaded,
+    drafted: Mapping[str, Callable[[int], Engine]],
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    *,
+    batch_size: int,
+    timing: Timing,
+) -> Sides:
+    """Decode with the engines that ``drafted`` makes for a length, beside ``PLAIN`` and ``CONTROL``."""
+    length = longest(prompts) + cell.max_tokens
+    plain = partial(engine_of, target, None, None, batch_size=batch_size, length=length)
+    made = {PLAIN: plain, **{name: partial(make, length) for name, make in drafted.items()}, CONTROL: plain}
     return decode_sides(made, prompts, params, what=cell.name, batch_size=batch_size, timing=timing)
 
 
@@ -194,6 +208,11 @@ def engine_of(target: Loaded, drafter: DrafterLike, depth: int | str | None, *, 
     return Engine(target, drafter=drafter, num_draft_tokens=count, batch_size=batch_size, max_length=length)
 
 
+def sampling_of(temperature: float) -> str:
+    """A temperature in words."""
+    return f"temperature {temperature:g}" if temperature else "greedy"
+
+
 def place(temperature: float, rows: int) -> str:
     """A temperature and a batch size in words."""
-    return f"{'greedy' if temperature == 0 else f'temperature {temperature:g}'}, batch {rows}"
+    return f"{sampling_of(temperature)}, batch {rows}"

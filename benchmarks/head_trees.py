@@ -13,9 +13,8 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from benchmarks.decoders import longest
-from benchmarks.even_decoding import CONTROL, PLAIN, decode_sides, flat
-from benchmarks.head_cells import decoded, engine_of, place, prompts_that_do_not_loop
+from benchmarks.even_decoding import CONTROL, PLAIN, flat, tokens_per_step
+from benchmarks.head_cells import decode_beside_plain, decoded, place, prompts_that_do_not_loop
 from benchmarks.study import (
     ProcessorTime,
     Progress,
@@ -98,7 +97,7 @@ def lines_of(record: Record) -> list[Line]:
                 shape=name,
                 nodes=len(nodes),
                 depth=max(map(len, nodes)),
-                tokens=pooled_ratio([one.emitted for one in summaries], [one.steps for one in summaries]),
+                tokens=tokens_per_step(summaries),
                 speedup=pooled_ratio(seconds[PLAIN], seconds[name]),
                 control=pooled_ratio(seconds[PLAIN], seconds[CONTROL]).value,
                 void=record["void"],
@@ -155,16 +154,9 @@ class HeadTrees(Study):
                 target, self.suite, cell, num, 3 * num, longest_draft=max(self.nodes)
             )
             shapes = self._shapes(target, head, prompts[:SEARCHED], params[0])
-            length = longest(prompts) + cell.max_tokens
-            plain = partial(engine_of, target, None, None, batch_size=1, length=length)
-            drafted = {name: partial(_engine, target, head, shape, length=length) for name, shape in shapes.items()}
-            sides = decode_sides(
-                {PLAIN: plain, **drafted, CONTROL: plain},
-                prompts[SEARCHED:],
-                params[SEARCHED:],
-                what=cell.name,
-                batch_size=1,
-                timing=timing,
+            drafted = {name: partial(_engine, target, head, shape) for name, shape in shapes.items()}
+            sides = decode_beside_plain(
+                cell, target, drafted, prompts[SEARCHED:], params[SEARCHED:], batch_size=1, timing=timing
             )
             found = {name: list(shape.nodes) for name, shape in shapes.items()}
             raw.append({**identity, "num_looping": looping, "shapes": found, **decoded(sides)})
@@ -195,6 +187,6 @@ class HeadTrees(Study):
         ]
 
 
-def _engine(target: Loaded, head: str, shape: Topology, *, length: int) -> Engine:
+def _engine(target: Loaded, head: str, shape: Topology, length: int) -> Engine:
     drafter = build_shaped(head, target=target, shape=shape)
     return Engine(target, drafter=drafter, num_draft_tokens=shape.depth, batch_size=1, max_length=length)

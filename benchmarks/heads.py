@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from benchmarks.drafters import drafters_of
-from benchmarks.even_decoding import CONTROL, PLAIN, flat
+from benchmarks.even_decoding import CONTROL, PLAIN, flat, tokens_per_step
 from benchmarks.head_cells import AUTO, BEST, Cell, cost, measure, place
 from benchmarks.study import (
     Draft,
@@ -90,7 +90,7 @@ def line_of(record: Record) -> Line:
     summaries = {name: [Summary(**one) for one in rows] for name, rows in record["summaries"].items()}
 
     def tokens(name: str) -> Estimate:
-        return pooled_ratio([one.emitted for one in summaries[name]], [one.steps for one in summaries[name]])
+        return tokens_per_step(summaries[name])
 
     return Line(
         drafter=cell["drafter"],

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.even_decoding import tokens_per_step
 from paceline.bench.columns import Column
 from paceline.bench.raw import Record
-from paceline.bench.statistics import LEVEL, Estimate, pooled_ratio
+from paceline.bench.statistics import LEVEL, Estimate
 from paceline.core.stats import Summary
 
 ALONE = "alone"
@@ -104,7 +105,7 @@ def head_lines(records: Sequence[Record]) -> list[HeadLine]:
 
 def _tokens_per_step(measured: Sequence[Mapping[str, Any]], temperature: str) -> Estimate | None:
     found = [Summary(**one) for every in measured for one in every[temperature]["sound"]]
-    return pooled_ratio([one.emitted for one in found], [one.steps for one in found]) if found else None
+    return tokens_per_step(found) if found else None
 
 
 def over_seeds(values: Sequence[float]) -> Estimate:

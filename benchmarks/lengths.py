@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from benchmarks.decoders import longest
 from benchmarks.even_decoding import CONTROL, PLAIN, Decoded, decode_sides
-from benchmarks.head_cells import engine_of, prompts_that_fit
+from benchmarks.head_cells import engine_of, prompts_that_fit, sampling_of
 from benchmarks.study import (
     Draft,
     Precision,
@@ -68,9 +68,8 @@ class Line:
 
 def mode(temperature: float) -> str:
     """How tokens are chosen, in words."""
-    if temperature == 0:
-        return "greedy"
-    return f"temperature {temperature:g}, {', '.join(f'{name} {value:g}' for name, value in SAMPLED.items())}"
+    cut = ", ".join(f"{name} {value:g}" for name, value in SAMPLED.items())
+    return f"{sampling_of(temperature)}, {cut}" if temperature else sampling_of(temperature)
 
 
 def at_lengths(parts: Sequence[Decoded], lengths: Sequence[int]) -> list[list[float]]:

@@ -12,6 +12,8 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
+from benchmarks.even_decoding import tokens_per_step
+from benchmarks.head_cells import sampling_of
 from benchmarks.study import Progress, Study, Suite, check_counts, conditions_of, date, missing, option, run_cells
 from paceline.api import SamplingParams, generate, load
 from paceline.bench.columns import Column, Section
@@ -204,7 +206,7 @@ class ValidationStudy(Study):
                     panel,
                     x="tokens per step at validation",
                     y="tokens per step in serving",
-                    title=GREEDY if temperature == 0 else f"temperature {temperature:g}",
+                    title=sampling_of(temperature),
                     columns=2,
                 )
 
@@ -224,7 +226,7 @@ def points_of(records: Sequence[Record]) -> list[Point]:
         cell, summaries = record["cell"], [Summary(**one) for one in record["served"]]
         if summaries and all(value is not None for value in record["validated"]):
             value, low, high = record["validated"]
-            served = pooled_ratio([one.emitted for one in summaries], [one.steps for one in summaries])
+            served = tokens_per_step(summaries)
             validated = Estimate(value=value, low=low, high=high)
             points.append(Point(cell["run"], cell["head"], cell["temperature"], record["depth"], validated, served))
     return points

@@ -35,7 +35,14 @@ def main(arguments: Sequence[str]) -> None:
     zoo = yaml.safe_load((HERE / "zoo.yaml").read_text(encoding="utf-8"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("build/zoo"), help="folder of all runs")
-    parser.add_argument("--only", nargs="*", choices=list(zoo["heads"]), default=list(zoo["heads"]), metavar="HEAD")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        choices=list(zoo["heads"]),
+        default=list(zoo["heads"]),
+        metavar="HEAD",
+        help="heads; none: the outputs that all are trained on are generated, and nothing is trained",
+    )
     parser.add_argument("--minutes", type=float, default=40.0, help="of one core, for each head")
     options = parser.parse_args(arguments)
     if options.minutes <= 0:

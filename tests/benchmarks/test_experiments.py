@@ -1,8 +1,11 @@
 """The studies that train what they measure: their runs, what is compared, and what is shown of it."""
 
+import os
+import signal
 from dataclasses import asdict
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 
@@ -10,7 +13,7 @@ from benchmarks import blocks_and_text, exit_report, head_trees, joint_report, v
 from benchmarks.exit_report import DEPTH, HEADS
 from benchmarks.joint_report import AFTERWARDS, ALONE, DISTILLED, JOINTLY
 from benchmarks.small_targets import SIZES, common, shape, trained_target, training_of
-from benchmarks.trainings import Training, finished, train_all
+from benchmarks.trainings import Training, finished, history, train_all
 from paceline.core.stats import Summary
 from paceline.draft_heads.files import read_head_config
 from paceline.models.loading import configure
@@ -58,6 +61,34 @@ def test_runs_are_finished_once_and_those_of_other_settings_are_refused(root, wo
 def test_a_run_that_fails_says_why(root):
     with pytest.raises(ValueError, match=r"(?s)training broken ended with 2: .*schedule.steps=0"):
         train_all([training(root, "broken", schedule={"steps": 0})], root / "work", lambda _: None, jobs=1)
+
+
+def test_sigterm_ends_the_runs_with_a_checkpoint(root):
+    long = training(root, "long", schedule={"steps": 100_000, "warmup": 2})
+
+    def end_once_begun(_):
+        if (history(long, root / "work") or long) is not long:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        train_all([long], root / "work", end_once_begun, jobs=1)
+    assert not [child for child in psutil.Process().children() if "train" in child.cmdline()], "none goes on"
+    assert list((root / "work" / "long" / "checkpoints").iterdir()) and signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("study", "lacking"), [("lengths", "matplotlib"), ("joint-training", "scipy"), ("validation", "scipy")]
+)
+def test_a_package_that_is_missing_is_named_before_anything_runs(study, lacking, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("benchmarks.study.find_spec", lambda name: None if name == lacking else object())
+    assert run(study, "--output", tmp_path / "raw.jsonl") == 2
+    assert f"run pip install {lacking}" in capsys.readouterr().err and not (tmp_path / "raw.jsonl").exists()
+
+
+def test_outputs_that_are_not_generated_are_named(tmp_path, capsys):
+    assert run("blocks-and-text", "--own", tmp_path / "own.npy", "--output", tmp_path / "raw.jsonl") == 2
+    assert "python demo/recipes/zoo.py --only writes it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("size", "least", "most"), [("1M", 0.9e6, 1.2e6), ("3M", 2.7e6, 3.3e6), ("7M", 6.7e6, 7.5e6)])
