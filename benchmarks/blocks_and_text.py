@@ -82,14 +82,15 @@ class Line:
 def acceptance_by_depth(summaries: Sequence[Summary]) -> list[Estimate]:
     """Of the drafts whose tokens before were all accepted, the share whose token at a depth is too.
 
-    It ends before the first depth that drafts of half of the prompts do not reach.
+    It ends before the first depth that drafts of half of the prompts do not reach. Intervals are over those that do.
     """
     found = []
     for depth in range(len(summaries[0].accepted)):
-        reached = [one.accepted[depth - 1] if depth else one.drafted[0] for one in summaries]
-        if 2 * sum(map(bool, reached)) <= len(reached):
+        reached = [(one.accepted[depth - 1] if depth else one.drafted[0], one.accepted[depth]) for one in summaries]
+        pairs = [(before, own) for before, own in reached if before]
+        if 2 * len(pairs) <= len(reached):
             break
-        found.append(pooled_ratio([one.accepted[depth] for one in summaries], reached))
+        found.append(pooled_ratio([own for _, own in pairs], [before for before, _ in pairs]))
     return found
 
 

@@ -197,6 +197,8 @@ def counted(drafted, *accepted):
 def test_acceptance_at_a_depth_is_of_the_drafts_that_reach_it():
     first, second = blocks_and_text.acceptance_by_depth([counted(10, 8, 4, 0), counted(10, 4, 0, 0)])
     assert (first.value, second.value) == (0.6, pytest.approx(4 / 12))
+    few = blocks_and_text.acceptance_by_depth([counted(10, 8, 4, 0)] * 2 + [counted(10, 0, 0, 0)])
+    assert [one.value for one in few] == [16 / 30, 0.5, 0.0], "a prompt that does not reach a depth says nothing of it"
     three = blocks_and_text.acceptance_by_depth([counted(10, 8, 4, 1), counted(10, 8, 4, 1)])
     assert [one.value for one in three] == [0.8, 0.5, 0.25], "and no depth is left out that drafts reach"
 
