@@ -3,7 +3,7 @@
 The steps of a head follow once from the processor time that one of its steps takes, less what its validations take.
 They are kept beside the run, so the same command goes on after an interruption, and its weights are those of an
 uninterrupted run. All heads read the same stored hidden states, which the first of them computes. Run as ``python
-demo/recipes/zoo.py [--work FOLDER] [--only HEAD ...] [--minutes 40]`` from the repository's root.
+demo/recipes/zoo.py [--work FOLDER] [--only HEAD ...] [--minutes 40] [--num-prompts 8192]`` from the repository's root.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from paceline.train.run import Run
 HERE = Path(__file__).parent
 TARGET = Path("demo/src/paceline_demo/target")
 OWN, TEXTS, RUN, STEPS, SPENT = "own.npy", "texts.yaml", "run.yaml", "steps.json", "spent.json"
-NUM_PROMPTS = 8192
+WRITTEN = "own.jsonl"  # what regenerate writes for every prompt
 WARM_UP, TIMED = 3, 10  # steps
 
 
@@ -44,12 +44,14 @@ def main(arguments: Sequence[str]) -> None:
         help="heads; none: the outputs that all are trained on are generated, and nothing is trained",
     )
     parser.add_argument("--minutes", type=float, default=40.0, help="of one core, for each head")
+    parser.add_argument("--num-prompts", type=int, default=8192, help="that the target continues, to train on")
     options = parser.parse_args(arguments)
-    if options.minutes <= 0:
-        parser.error(f"--minutes {options.minutes}: give more than 0")
+    for name in ("minutes", "num_prompts"):
+        if getattr(options, name) <= 0:
+            parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: give more than 0")
     torch.set_num_threads(1)
     options.work.mkdir(parents=True, exist_ok=True)
-    generate_outputs(options.work)
+    generate_outputs(options.work, options.num_prompts)
     for name in options.only:
         folder = options.work / name
         folder.mkdir(exist_ok=True)
@@ -57,15 +59,21 @@ def main(arguments: Sequence[str]) -> None:
         train(folder, recipe(zoo, name, options.work, steps=steps))
 
 
-def generate_outputs(work: Path) -> None:
+def generate_outputs(work: Path, num_prompts: int) -> None:
     """Let the target continue its training text, if it has not: what all heads are trained on."""
     if (work / OWN).exists():
+        with (work / WRITTEN).open("rb") as lines:
+            known = sum(1 for _ in lines)
+        if known != num_prompts:
+            raise SystemExit(
+                f"--num-prompts {num_prompts}: {work} has outputs for {known}; give that, or another --work folder"
+            )
         return
     texts = yaml.safe_load((HERE / TEXTS).read_text(encoding="utf-8"))
     (work / TEXTS).write_text(yaml.safe_dump({**texts, "cache": str(work / "cache")}), encoding="utf-8")
     _paceline(
         *("data", "regenerate", str(work / TEXTS), "--model", str(TARGET), "--dtype", "bfloat16", "--threads", "1"),
-        *("--num-prompts", str(NUM_PROMPTS), "--batch-size", "64", "--output", str(work / OWN)),
+        *("--num-prompts", str(num_prompts), "--batch-size", "64", "--output", str(work / OWN)),
     )
 
 
@@ -93,8 +101,7 @@ def choose_steps(folder: Path, raw: dict[str, Any], *, minutes: float) -> int:
     if not path.exists():
         config = TrainConfig.model_validate(raw)
         step, validation = measure(config)
-        seconds = minutes * 60
-        steps = int(seconds / (step + validation / config.validation.every))
+        steps = steps_within(minutes * 60, step, validation, config.validation.every)
         found = {"minutes": minutes, "seconds_per_step": step, "seconds_per_validation": validation, "steps": steps}
         path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     found = json.loads(path.read_text(encoding="utf-8"))
@@ -104,6 +111,20 @@ def choose_steps(folder: Path, raw: dict[str, Any], *, minutes: float) -> int:
         )
     print(f"{folder.name}: {found['steps']} steps of {found['seconds_per_step']:.3f} s, {path}", flush=True)
     return int(found["steps"])
+
+
+def steps_within(seconds: float, step: float, validation: float, every: int) -> int:
+    """The most steps that fit: there is a validation after ``every`` of them, and after the last one.
+
+    Raises SystemExit where not one fits.
+    """
+    counts = range(1, max(1, int(seconds / (every * step))) + 2)  # of validations
+    steps = max(min(count * every, int((seconds - count * validation) / step)) for count in counts)
+    if steps < 1:
+        raise SystemExit(
+            f"--minutes {seconds / 60:g}: a step and a validation take {step + validation:.0f} s; give more"
+        )
+    return steps
 
 
 def measure(config: TrainConfig) -> tuple[float, float]:

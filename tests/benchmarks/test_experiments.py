@@ -21,6 +21,8 @@ from paceline.train.config import TrainConfig
 from tests.benchmarks.command import records_of, run
 from tests.train.configs import recipe, write_target
 
+FEW = "--num-prompts 8 --max-tokens 8".split()
+
 
 def summary(emitted, steps=10, drafted=20, accepted=0):
     return asdict(Summary(steps=steps, emitted=emitted, drafted=[drafted], accepted=[accepted]))
@@ -282,16 +284,15 @@ def test_folders_without_finished_runs_are_named(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_studies_train_measure_and_go_on(tmp_path, capsys):
+def test_studies_of_small_targets_train_measure_and_go_on(tmp_path, capsys):
     work = ("--work", tmp_path / "work")
     assert run("small-targets", *work, *"--sizes 1M --steps 40 --output".split(), tmp_path / "targets.jsonl") == 0
     assert "held-out loss" in capsys.readouterr().out
-    few = "--num-prompts 8 --max-tokens 8".split()
     assert (
         run(
             "exits-and-prophets",
             *work,
-            *few,
+            *FEW,
             *"--sizes 1M --steps 2 --temperatures 1 --batch 1".split(),
             "--output",
             tmp_path / "exits.jsonl",
@@ -303,18 +304,23 @@ def test_the_studies_train_measure_and_go_on(tmp_path, capsys):
     for head in HEADS:
         config = read_head_config(tmp_path / "work" / "exits-1M-2" / head.name)
         assert config.kind == head.kind
-    again = [*"joint-training --size 1M --steps 4 --seeds 0".split(), *work, *few, "--output", tmp_path / "joint.jsonl"]
+    again = [*"joint-training --size 1M --steps 4 --seeds 0".split(), *work, *FEW, "--output", tmp_path / "joint.jsonl"]
     assert run(*again) == 0
     before = (tmp_path / "joint.jsonl").read_bytes()
     assert run(*again) == 0 and (tmp_path / "joint.jsonl").read_bytes() == before, "nothing is done twice"
     assert "of each seed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_blocks_are_measured_and_their_validation_is_compared_with_serving(tmp_path, capsys):
     tokens = np.random.default_rng(0).integers(1, 4096, 40_000).astype(np.uint16)
     tokens[::100] = 0  # ends of documents
     np.save(tmp_path / "own.npy", tokens)
-    blocks = [*work, *few, *"--steps 2 --temperatures 1 --own".split(), tmp_path / "own.npy"]
+    blocks = ["--work", tmp_path / "work", *FEW, *"--steps 2 --temperatures 1 --own".split(), tmp_path / "own.npy"]
     assert run("blocks-and-text", *blocks, "--output", tmp_path / "blocks.jsonl") == 0
     assert "accepted, by depth" in capsys.readouterr().out
-    assert run("validation", "--runs", tmp_path / "work", *few, "--output", tmp_path / "validation.jsonl") == 0
+    assert run("validation", "--runs", tmp_path / "work", *FEW, "--output", tmp_path / "validation.jsonl") == 0
     assert "correlation" in capsys.readouterr().out
 
 

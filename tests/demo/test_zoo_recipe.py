@@ -39,6 +39,25 @@ def test_a_recipe_leaves_what_all_share_as_it_was(tmp_path):
     assert known <= set(DRAFT_HEADS)
 
 
+def test_a_budget_holds_all_steps_and_validations():
+    assert zoo.steps_within(600, 1.0, 30.0, 1000) == 570, "one validation, after the last step"
+    assert zoo.steps_within(600, 1.0, 30.0, 100) == 450, "five, the last after these steps"
+    for step, validation, every in ((0.37, 12.0, 90), (1.9, 0.0, 7), (0.02, 300.0, 10)):
+        steps = zoo.steps_within(900, step, validation, every)
+        spent = [count * step + -(-count // every) * validation for count in (steps, steps + 1)]
+        assert spent[0] <= 900 < spent[1]
+    with pytest.raises(SystemExit, match="--minutes 1: a step and a validation take 61 s; give more"):
+        zoo.steps_within(60, 1.0, 60.0, 100)
+
+
+def test_outputs_of_another_number_of_prompts_are_not_taken(tmp_path):
+    (tmp_path / zoo.OWN).touch()
+    (tmp_path / zoo.WRITTEN).write_text("{}\n{}\n", encoding="utf-8")
+    zoo.generate_outputs(tmp_path, 2)
+    with pytest.raises(SystemExit, match=f"--num-prompts 3: {tmp_path} has outputs for 2; give that"):
+        zoo.generate_outputs(tmp_path, 3)
+
+
 def test_steps_are_chosen_once_and_for_one_budget(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "medusa"
     folder.mkdir()

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.train.loop import float32_products
 from paceline.train.loop.float32_products import PRODUCTS, Float32Products, fast_products
+from paceline.train.loop.trainer import Score
 from tests.train.trainers import lines, trainer
 
 BF16 = torch.bfloat16
@@ -67,6 +68,16 @@ def test_training_takes_them_where_the_processor_has_no_others(fast, monkeypatch
     assert (BF16 in seen.dtypes) == fast
     losses = [line["loss"] for line in lines(tmp_path) if "loss" in line]
     assert losses and all(map(math.isfinite, losses))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_validation_takes_them_too(fast, monkeypatch, tmp_path):
+    monkeypatch.setattr(float32_products, "has_products", lambda: fast)
+    own = trainer(tmp_path)
+    own.validate = lambda task: Score(value=float(torch.mm(torch.ones(1, 3, dtype=BF16), torch.ones(3, 1, dtype=BF16))))
+    with Seen() as seen:
+        assert own.score().value == 3.0
+    assert seen.dtypes == {BF16 if fast else torch.float32}
 
 
 def test_losses_are_those_of_bfloat16_products(monkeypatch, tmp_path):

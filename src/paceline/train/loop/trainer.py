@@ -145,7 +145,7 @@ class Trainer:
     def score(self) -> Score:
         """Validate the current weights. A collective call."""
         task = self.served().eval()
-        with torch.no_grad():
+        with torch.no_grad(), fast_products(self.strategy.device):
             return self.strategy.on_main(lambda: self.validate(task))
 
     def served(self) -> Task:
