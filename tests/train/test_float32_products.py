@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.train.loop import float32_products
-from paceline.train.loop.float32_products import PRODUCTS, Float32Products, fast_products
+from paceline.train.loop.float32_products import COMPOSED, PRODUCTS, Float32Products, fast_products
 from paceline.train.loop.trainer import Score
 from tests.train.trainers import lines, trainer
 
@@ -30,7 +30,7 @@ class Seen(TorchDispatchMode):
         self.dtypes = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in PRODUCTS:
+        if func in PRODUCTS | COMPOSED:
             self.dtypes |= {arg.dtype for arg in args if isinstance(arg, torch.Tensor)}
         return func(*args, **(kwargs or {}))
 
@@ -74,7 +74,12 @@ def test_training_takes_them_where_the_processor_has_no_others(fast, monkeypatch
 def test_validation_takes_them_too(fast, monkeypatch, tmp_path):
     monkeypatch.setattr(float32_products, "has_products", lambda: fast)
     own = trainer(tmp_path)
-    own.validate = lambda task: Score(value=float(torch.mm(torch.ones(1, 3, dtype=BF16), torch.ones(3, 1, dtype=BF16))))
+
+    @torch.inference_mode()  # as the decoder does
+    def validate(task):
+        return Score(value=float(torch.nn.functional.linear(*torch.ones(2, 1, 3, dtype=BF16))))
+
+    own.validate = validate
     with Seen() as seen:
         assert own.score().value == 3.0
     assert seen.dtypes == {BF16 if fast else torch.float32}
