@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 
-.PHONY: page demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters bench-corrections bench-speech bench-semantic experiments small-targets experiment-exits experiment-joint experiment-blocks experiment-validation experiment-trees experiment-lengths bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads zoo zoo-train clean clients bench-load
+.PHONY: page demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters bench-corrections bench-speech bench-semantic experiments small-targets experiment-exits experiment-joint experiment-blocks experiment-validation experiment-trees experiment-lengths bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads zoo zoo-train zoo-short clean clients bench-load
 
 $(RUNS): pyproject.toml constraints.txt demo/pyproject.toml
 	@echo "Installing Paceline, PyTorch and the embedded models into $(VENV): about a minute, and what is to be downloaded"
@@ -273,6 +273,11 @@ zoo-train: $(STAMP)  ## Train every kind of draft head for the embedded target, 
 
 zoo: zoo-train  ## Train them, measure each on held-out prompts, and print and draw what was found (docs/zoo.md)
 	$(BIN)/python -m benchmarks heads --heads build/zoo --processor-time --output $(REPORTS)/zoo.jsonl
+
+zoo-short: $(STAMP)  ## All kinds of heads with 8 minutes of one core each, beside drafters without training (two hours of two cores)
+	$(BIN)/python demo/recipes/zoo.py --work build/zoo-short --minutes 8 --num-prompts 3072
+	$(BIN)/python -m benchmarks heads --heads build/zoo-short --processor-time --drafters ngram --drafters suffix \
+	  --max-tokens 64 --repeats 2 $(foreach length,1 2 3 4 6,--depths $(length)) --output $(REPORTS)/zoo-short.jsonl
 
 clean:
 	rm -rf $(VENV) build docs/_build

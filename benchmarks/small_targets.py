@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.study import Progress, Study, check_counts, conditions_of, date, missing, option, run_cells
 from benchmarks.trainings import Training, history, train_all
+from demo.recipes.shapes import llama
 from paceline.api import embedded_pair
 from paceline.bench.columns import Column, Section
 from paceline.bench.raw import RawFile, Record
@@ -42,28 +43,15 @@ def check_sizes(sizes: Sequence[str]) -> None:
 def shape(size: str, vocab_size: int) -> dict[str, object]:
     """The config.json of a target."""
     layers, width, inner, heads, kv_heads = SIZES[size]
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": vocab_size,
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": width // heads,
-        "max_position_embeddings": 1024,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "eos_token_id": 0,
-        "pad_token_id": 0,
-        "torch_dtype": "float32",
-    }
+    return llama(
+        hidden=width,
+        inner=inner,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        vocab_size=vocab_size,
+        dtype="float32",
+    )
 
 
 def untrained(size: str, seed: int, work: Path) -> Path:

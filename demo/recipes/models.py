@@ -16,6 +16,7 @@ from corpus import encode, train_tokenizer
 from crops import Crops, Stages
 from phases import run_phases
 from regenerate import regenerate
+from shapes import CONTEXT, VOCAB_SIZE, llama
 
 from paceline.core.sampling import Sampling
 from paceline.drafters.model import ModelDrafter
@@ -32,8 +33,6 @@ from paceline.train.tasks import Distillation, NextToken, Task
 from paceline.train.tasks.losses import DistillationLoss
 from paceline.train.validation import text_loss
 
-VOCAB_SIZE = 4096
-CONTEXT = 1024
 SEED = 20_26
 PROMPT, LENGTH = 48, 256  # tokens of a prompt, and of a prompt with its output
 NUM_PROMPTS = 2048
@@ -50,33 +49,8 @@ TARGET_RUN, DRAFT_RUN = (
 )
 
 
-def _llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> dict[str, object]:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": hidden // heads,
-        "max_position_embeddings": CONTEXT,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "eos_token_id": 0,
-        "pad_token_id": 0,
-        "torch_dtype": "bfloat16",
-    }
-
-
-TARGET = _llama(hidden=192, inner=512, layers=16, heads=4, kv_heads=2)
-DRAFT = _llama(hidden=96, inner=256, layers=2, heads=4, kv_heads=2)
+TARGET = llama(hidden=192, inner=512, layers=16, heads=4, kv_heads=2)
+DRAFT = llama(hidden=96, inner=256, layers=2, heads=4, kv_heads=2)
 
 
 def accelerator() -> torch.device:
