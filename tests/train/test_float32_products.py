@@ -73,7 +73,7 @@ def test_training_takes_them_where_the_processor_has_no_others(fast, monkeypatch
 @pytest.mark.parametrize("fast", [True, False])
 def test_validation_takes_them_too(fast, monkeypatch, tmp_path):
     monkeypatch.setattr(float32_products, "has_products", lambda: fast)
-    own = trainer(tmp_path)
+    own = trainer(tmp_path, precision="bf16")
 
     @torch.inference_mode()  # as the decoder does
     def validate(task):
@@ -92,3 +92,10 @@ def test_losses_are_those_of_bfloat16_products(monkeypatch, tmp_path):
         trainer(tmp_path / str(fast), steps=6, precision="bf16").run()
         found.append([line["loss"] for line in lines(tmp_path / str(fast)) if "loss" in line])
     assert found[0] == pytest.approx(found[1], rel=1e-2)
+
+
+def test_runs_in_float32_do_not_look_for_them(monkeypatch, tmp_path):
+    monkeypatch.setattr("paceline.train.loop.trainer.fast_products", lambda device: pytest.fail("it was asked for"))
+    own = trainer(tmp_path, steps=1, precision="fp32")
+    own.run()
+    assert own.score().value is not None

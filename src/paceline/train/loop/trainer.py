@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -145,7 +145,7 @@ class Trainer:
     def score(self) -> Score:
         """Validate the current weights. A collective call."""
         task = self.served().eval()
-        with torch.no_grad(), fast_products(self.strategy.device):
+        with torch.no_grad(), self._products():
             return self.strategy.on_main(lambda: self.validate(task))
 
     def served(self) -> Task:
@@ -159,6 +159,10 @@ class Trainer:
         self.best.load(task.trained())
         return task.eval()
 
+    def _products(self) -> AbstractContextManager[object]:
+        """Within, products of bfloat16 are fast; a run in float32 has none, and would pay for looking."""
+        return fast_products(self.strategy.device) if self.config.precision == "bf16" else nullcontext()
+
     def _micro_batches(self) -> list[tuple[range, TrainBatch]]:
         """This process's rows of the step, by micro-batch."""
         size = self.batches.rows // (self.strategy.world * self.config.accumulate)
@@ -171,7 +175,7 @@ class Trainer:
         device = self.strategy.device
         randomness = StepRandomness(seed=self.config.seed, step=self.step, first_row=rows.start)
         self.wrapped.train()
-        with self.strategy.gradient_sync(self.wrapped, last=last), fast_products(device):
+        with self.strategy.gradient_sync(self.wrapped, last=last), self._products():
             with torch.autocast(device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
                 output: TaskOutput = self.wrapped(batch.to(device), randomness)
             # Gradients are averaged over processes, but the loss is a sum over the whole batch.
