@@ -133,6 +133,7 @@ def measure(
         "searched": {name: pooled_ratio(plain, flat(searched.seconds[name])).value for name in named_depths},
         "depth": depth,
         "num_looping": looping,
+        "slot_bytes": engine_of(target, drafter, 1, batch_size=1, length=length).decoder.drafter.slot_bytes,
         **decoded(sides),
     }
 

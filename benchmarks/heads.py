@@ -44,7 +44,7 @@ from paceline.kernels.cpu.instruction_set import current_set
 
 MODEL = "model"
 SPENT = "spent.json"  # demo/recipes/zoo.py
-MEGABYTE = 10**6
+KILOBYTE, MEGABYTE = 10**3, 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class Line:
 
     drafter: str
     size: float  # of its weights as they are stored, in megabytes
+    cache: float | None  # of a token, beside the target's, in kilobytes; None: not known
     minutes: float | None  # of one core, that its training took; None: not known
     temperature: float
     batch_size: int
@@ -95,6 +96,7 @@ def line_of(record: Record) -> Line:
     return Line(
         drafter=cell["drafter"],
         size=record["bytes"] / MEGABYTE,
+        cache=record["slot_bytes"] / KILOBYTE if "slot_bytes" in record else None,
         minutes=record["training"] / 60 if record.get("training") is not None else None,
         temperature=cell["temperature"],
         batch_size=cell["batch_size"],
@@ -113,6 +115,7 @@ def line_of(record: Record) -> Line:
 COLUMNS: list[Column[Line]] = [
     Column("drafter", "drafter", left=True),
     Column("MB", "size", ".1f"),
+    Column("kB a token", "cache", ".2f", rare=True),
     Column("training, min", "minutes", ".0f", rare=True),
     Column("best k", "depth"),
     Column("tokens per step", "tokens", ".2f"),
@@ -245,8 +248,8 @@ class HeadStudy(Study):
         looping = sorted({line.num_looping for line in self._lines(run, records) if line.temperature == 0})
         return [
             "best k: the fixed draft length that is fastest on as many other prompts; tokens per step and speed are "
-            "its own, then those under the controller, whose plain steps count; cost: of drafting a token, in plain "
-            "steps; training: of one core, where it is known",
+            "its own, then those under the controller, whose plain steps count; MB: of weights; kB a token: of the "
+            "drafter's cache; cost: of drafting a token, in plain steps; training: of one core, where it is known",
             f"prompts whose plain output loops are left out: {', '.join(map(str, looping)) or 0} greedy ones",
             "[ ]: 95 % interval over prompts, of times over parts and repeats; void: plain decoding differs from "
             "itself by more than 3 %",

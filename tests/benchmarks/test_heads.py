@@ -46,7 +46,7 @@ def test_every_drafter_is_measured_with_its_best_draft_length_and_with_the_contr
     for line in found:
         assert list(line["seconds"]) == [PLAIN, AUTO, BEST, CONTROL] and set(line["searched"]) == {"1", "2"}
         assert len(line["summaries"][BEST]) == 2, "one for each prompt"
-        assert line["depth"] in (1, 2) and line["bytes"] > 0
+        assert line["depth"] in (1, 2) and line["bytes"] > 0 and line["slot_bytes"] > 0
     assert "best k" in out and "temperature 0.8, batch 2" in out
     assert (tmp_path / "heads.svg").read_text().startswith("<svg")
 
@@ -100,12 +100,11 @@ def test_a_line_has_both_measurements_and_their_intervals():
     seconds = {PLAIN: [[4.0], [4.0]], AUTO: [[4.0], [4.0]], BEST: [[2.0], [2.0]], CONTROL: [[4.0], [4.0]]}
     summaries = {PLAIN: [few], AUTO: [few], BEST: [counts], CONTROL: [few]}
     about = {"cell": {"drafter": "x", "hash": "", "temperature": 0.0, "batch_size": 1, "max_tokens": 8}}
-    line = line_of(
-        {**about, "bytes": 2_000_000, "depth": 3, "num_looping": 1, "void": False, "seconds": seconds}
-        | {"summaries": summaries}
-    )
+    record = {**about, "bytes": 2_000_000, "depth": 3, "num_looping": 1, "void": False, "seconds": seconds}
+    line = line_of(record | {"summaries": summaries})
     assert (line.tokens.value, line.speedup.value, line.auto_tokens.value, line.auto_speedup.value) == (2, 2, 1, 1)
-    assert line.size == 2.0 and line.depth == 3
+    assert line.size == 2.0 and line.depth == 3 and line.cache is None
+    assert line_of(record | {"summaries": summaries, "slot_bytes": 1500}).cache == 1.5
 
 
 def test_options_that_mean_nothing_are_refused(tmp_path):
