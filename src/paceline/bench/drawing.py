@@ -84,9 +84,13 @@ def error_bars(axes: Axes, x: Sequence[float], values: Sequence[Estimate], label
 
 
 def series(at: int) -> dict[str, Any]:
-    """Colour, dashes and marker of what is the same in several panels, by its place among all."""
-    at %= len(COLOURS)
-    return {"color": COLOURS[at], "linestyle": DASHES[at], "marker": MARKERS[at]}
+    """Colour, dashes and marker of what is the same in several panels, by its place among all.
+
+    Where there are more than colours, markers of every other round are hollow.
+    """
+    turn, at = divmod(at, len(COLOURS))
+    hollow = {"markerfacecolor": "none"} if turn % 2 else {}
+    return {"color": COLOURS[at], "linestyle": DASHES[at], "marker": MARKERS[at], **hollow}
 
 
 def baseline(axes: Axes, value: float = 1.0) -> None:
