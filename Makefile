@@ -134,7 +134,7 @@ experiment-blocks: $(STAMP)  ## Heads that draft token by token or a block at on
 	$(BIN)/python demo/recipes/zoo.py --only
 	$(BIN)/python -m benchmarks blocks-and-text --processor-time --output $(STUDIES)/blocks-and-text.jsonl
 
-experiment-validation: zoo-short  ## Tokens per step in validation beside those in serving, for all heads of the zoo (some minutes)
+experiment-validation: zoo-short  ## Tokens per step in validation beside those in serving, for all heads of the zoo (some minutes after it)
 	$(BIN)/python -m benchmarks validation --runs build/zoo-short --output $(STUDIES)/validation.jsonl
 
 experiment-trees: zoo-train  ## Chains and trees of Medusa heads (some minutes)

@@ -135,3 +135,10 @@ def test_a_file_without_cells_and_a_missing_library_are_refused_before_anything_
     assert [file.name for file in tmp_path.iterdir()] == ["raw.jsonl"]
     assert len(output.write_reports(raw.path, html=False)) == 1
     assert RawFile(raw.path).records == raw.records
+
+
+def test_more_series_than_colours_are_told_apart():
+    from paceline.bench import drawing  # needs the optional matplotlib
+
+    styles = [tuple(sorted(drawing.series(at).items())) for at in range(2 * len(drawing.COLOURS))]
+    assert len(set(styles)) == len(styles)

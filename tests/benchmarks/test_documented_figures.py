@@ -12,7 +12,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +31,12 @@ NUMBER = r"[+-]?\d+\.\d+"
 FIGURE = re.compile(rf"({NUMBER})(?:\*\*)?\s+(?:\[({NUMBER}),\s+({NUMBER})\]|\(({NUMBER})\s+to\s+({NUMBER})\))")
 OUTPUT = re.compile(r"<!-- output: [^\n]+ -->\n+```console\n.*?^```$", re.M | re.S)
 # Of measurements whose raw figures were not kept: a number goes down when they are measured anew, and never up.
-UNKEPT = {"docs/training.md": 6}
+UNKEPT = {
+    "docs/training.md": 6,
+    "docs/which_drafter.md": 2,
+    "docs/benchmarks/README.md": 1,
+    "docs/performance.md": 1,
+}
 NEEDED = {"speech": "--target unread --draft unread --sounds unread".split()}  # options that a report does not read
 
 
@@ -51,7 +56,8 @@ class Figure(NamedTuple):
 
     def shows(self, other: "Figure") -> bool:
         """Whether both may be the same, rounded."""
-        room = self.rounding + other.rounding + 1e-9
+        same = self.rounding == other.rounding  # then one value is rounded to the same digits
+        room = (0.0 if same else self.rounding + other.rounding) + 1e-9
         return all(abs(own - its) <= room for own, its in zip(self.values, other.values, strict=True))
 
 
@@ -112,6 +118,13 @@ def named_in(text: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if re.search(rf"(?<![\w-]){re.escape(name)}[.`]", text)]
 
 
+def missing_in(page: str, by_file: Mapping[str, Iterable[Figure]]) -> list[tuple[str, ...]]:
+    """The figures of a page that no raw file has which it names."""
+    known = [figure for name in named_in(page, by_file) for figure in by_file[name]]
+    figures = figures_in(OUTPUT.sub("", page))
+    return [figure.text for figure in figures if not any(figure.shows(other) for other in known)]
+
+
 def test_the_list_is_of_the_committed_files(written):
     assert {name: one["sha256"] for name, one in written.items()} == {name_of(path): hash_of(path) for path in RAW}
 
@@ -125,20 +138,19 @@ def test_the_list_has_what_the_reports_show(path, written):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_figure_is_one_of_a_file_that_its_page_names(page, by_file):
-    whole = page.read_text(encoding="utf-8")
-    named = named_in(whole, by_file)
-    known = [figure for name in named for figure in by_file[name]]
-    figures = figures_in(OUTPUT.sub("", whole))
-    missing = [figure.text for figure in figures if not any(figure.shows(other) for other in known)]
+    missing = missing_in(page.read_text(encoding="utf-8"), by_file)
     allowed = UNKEPT.get(name_of(page), 0)
-    assert len(missing) <= allowed, f"the page names {named} of the raw files, and none of them has {missing}"
+    assert len(missing) <= allowed, f"no raw file that the page names has {missing}"
     assert len(missing) == allowed, "fewer than there were: lower the number above"
 
 
-def test_a_figure_that_no_file_has_is_found(by_file):
-    known = [figure for figures in by_file.values() for figure in figures]
-    assert not any(Figure(("1.2345", "1.1111", "1.3333")).shows(other) for other in known)
-    assert all(figure.shows(figure) for figure in known)
+def test_a_figure_that_no_named_file_has_is_found():
+    by_file = {"zoo": [Figure(("1.31", "1.28", "1.35"))], "load": [Figure(("2.00", "1.90", "2.10"))]}
+    assert not missing_in("`zoo`: **1.31** [1.28, 1.35], 1.31 (1.28 to 1.35)", by_file)
+    assert missing_in("`zoo`: 2.00 [1.90, 2.10] and **1.32** [1.28, 1.35]", by_file) == [
+        ("2.00", "1.90", "2.10"),
+        ("1.32", "1.28", "1.35"),
+    ]
 
 
 def test_files_are_named_by_what_is_made_of_them():
@@ -148,6 +160,7 @@ def test_files_are_named_by_what_is_made_of_them():
 
 
 def test_rounded_figures_are_recognised():
+    assert not Figure(("1.28", "1.23", "1.31")).shows(Figure(("1.29", "1.23", "1.31"))), "both rounded alike"
     assert Figure(("1.28", "1.23", "1.31")).shows(Figure(("1.276", "1.234", "1.312")))
     assert not Figure(("1.28", "1.23", "1.31")).shows(Figure(("1.276", "1.244", "1.312")))
 

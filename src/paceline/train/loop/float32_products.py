@@ -10,8 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 aten = torch.ops.aten
-PRODUCTS: Final = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
-COMPOSED: Final = frozenset({aten.linear.default, aten.matmul.default})  # seen whole in inference mode
+PRODUCTS: Final = frozenset(
+    {
+        *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
+        *(aten.linear.default, aten.matmul.default),  # of these, and whole in inference mode alone
+    }
+)
 
 
 @final
@@ -24,7 +28,7 @@ class Float32Products(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in PRODUCTS | COMPOSED and all(_slow(arg) for arg in args if isinstance(arg, Tensor)):
+        if func in PRODUCTS and all(_slow(arg) for arg in args if isinstance(arg, Tensor)):
             return func(*tree_map(_widen, args), **(kwargs or {})).to(torch.bfloat16)
         return func(*args, **(kwargs or {}))
 
