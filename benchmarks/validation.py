@@ -174,10 +174,13 @@ class ValidationStudy(Study):
             if len(own) > 2:
                 worst = max(own, key=lambda point: abs(point.miss))
                 ratio = pooled_ratio([one.served.value for one in own], [one.validated.value for one in own])
+                linear, by_rank = correlation(own), correlation(own, ranks=True)
+                alike = "no correlation, as all heads are alike"
                 lines.append(
-                    f"{sampled(temperature)}, {len(own)} heads: correlation {correlation(own):.2f}, of ranks "
-                    f"{correlation(own, ranks=True):.2f}; served over validated {ratio:.3f}; largest miss "
-                    f"{worst.miss:+.1%}, {worst.head} of {worst.run}"
+                    f"{sampled(temperature)}, {len(own)} heads: "
+                    + (f"correlation {linear:.2f}, of ranks {by_rank:.2f}" if linear and by_rank else alike)
+                    + f"; served over validated {ratio:.3f}; largest miss {worst.miss:+.1%}, "
+                    f"{worst.head} of {worst.run}"
                 )
         return [
             *lines,
@@ -232,11 +235,16 @@ def points_of(records: Sequence[Record]) -> list[Point]:
     return points
 
 
-def correlation(points: Sequence[Point], *, ranks: bool = False) -> Estimate:
-    """Pearson's between validated and served tokens per step, or Spearman's; the interval is over heads."""
+def correlation(points: Sequence[Point], *, ranks: bool = False) -> Estimate | None:
+    """Pearson's between validated and served tokens per step, or Spearman's; the interval is over heads.
+
+    None where all heads have the same on one side.
+    """
     from scipy.stats import rankdata
 
     given = np.asarray([[point.validated.value, point.served.value] for point in points]).T
+    if np.ptp(given, axis=1).min() == 0:
+        return None
     if ranks:
         given = rankdata(given, axis=1)
     drawn = np.random.default_rng(0).integers(0, len(points), size=(RESAMPLES, len(points)))

@@ -267,6 +267,7 @@ def test_correlations_of_values_and_of_ranks():
     assert 0.8 < validation.correlation(points).value < 1.0
     turned = validation.points_of([served_record(str(at), 1.0 + at, 9.0 - at) for at in range(6)])
     assert validation.correlation(turned).value == pytest.approx(-1.0)
+    assert validation.correlation([points[0]] * 3) is None, "heads that are all alike"
 
 
 def test_the_validation_is_that_of_the_weights_which_were_written(work):
