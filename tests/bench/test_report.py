@@ -137,7 +137,7 @@ def test_a_file_without_cells_and_a_missing_library_are_refused_before_anything_
     assert RawFile(raw.path).records == raw.records
 
 
-def test_more_series_than_colours_are_told_apart():
+def test_more_series_than_colours_differ_in_their_markers():
     from paceline.bench import drawing  # needs the optional matplotlib
 
     styles = [tuple(sorted(drawing.series(at).items())) for at in range(2 * len(drawing.COLOURS))]
