@@ -78,11 +78,12 @@ class Decoder:
             lm=target,
             rows=rows,
             capacity=max_length + drafter.max_nodes(depth),
-            taps=drafter.taps,
             constraints=self.constraints,
             guidance=self.guidance,
         )
         self.stats = Stats(rows, depth, target.device, ops)
+        self.plain_rows: set[int] = set()  # of whose newest requests the drafter has read nothing
+        self._taps_read = True  # in steps: not while all rows are plain
         drafter.start(
             DrafterContext(
                 rows=rows,
@@ -100,6 +101,11 @@ class Decoder:
                 ops=ops,
             )
         )
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The hidden states that the next step reads: those of the drafter, unless all rows are plain."""
+        return self.drafter.taps if self._taps_read else ()
 
     @property
     def cache(self) -> View:
@@ -135,7 +141,7 @@ class Decoder:
 
     def score(self, tree: Tree) -> Scores:
         """The target's logits at every node of ``tree``, in one forward."""
-        return self.target.score(tree, self.batch)
+        return self.target.score(tree, self.batch, self.taps)
 
     def decide(self, tree: Tree, scores: Scores) -> Outcome:
         """Accept what the verifier keeps of ``tree``, append it and commit it."""
@@ -148,7 +154,7 @@ class Decoder:
         """Give the drafter the outcome of its tree, and of any step if it reads the target's hidden states."""
         if scores.unverified is not None:
             self.drafter.observe_unverified(tree, scores.unverified)
-        if tree.max_depth or self.drafter.taps:
+        if tree.max_depth or self.taps:
             self.drafter.observe(self.batch, tree, outcome, scores.hidden)
 
     def check(self, request: Request) -> None:
@@ -208,22 +214,26 @@ class Decoder:
         pairs = zip(prefixes or [None] * len(rows), rows, strict=True)
         given = [prefix or Prefix(row=row, length=0) for prefix, row in pairs]
         self.constraints.admit(rows, requests)
+        reread = max((prefix.length for prefix in given if prefix.row in self.plain_rows), default=0)
+        plain = bool(self.drafter.taps) and not self.plan.drafts_for(rows, requests, reread=reread)
         if self.guidance is not None:
             self.guidance.assign(rows, [request.guidance for request in requests])
         self.batch.admit(rows, requests, active=False)
         admission = Admission(
             rows=rows,
             requests=requests,
-            prefixes=[self._shortened(prefix, request) for prefix, request in zip(given, requests, strict=True)],
+            prefixes=[self._shortened(*pair, plain=plain) for pair in zip(given, requests, strict=True)],
             device=self.batch.device,
         )
+        (self.plain_rows.update if plain else self.plain_rows.difference_update)(rows)
+        self._note_running()
         for row, request in zip(rows, requests, strict=True):
             self.contexts[row] = request.context
         text = self.batch.tokens[admission.rows]
         wanted = [request.prompt_logprobs for request in requests if request.prompt_logprobs is not None]
         scorer = PromptScorer(text, top=max(wanted)) if wanted else None
         chunk = chunk_size(len(rows), self.target.lm.vocab_size) if wanted else CHUNK
-        prompts = self.target.begin(admission, text, scorer, chunk)
+        prompts = self.target.begin(admission, text, scorer, chunk, () if plain else self.drafter.taps)
         self.stats.reset(admission.rows)
         return Reading(admission=admission, prompts=prompts, scorer=scorer)
 
@@ -239,9 +249,12 @@ class Decoder:
 
     @torch.inference_mode()
     def prefill_drafter(self, reading: Reading) -> None:
-        """Let the drafter read the prompts, which the target has read, or postpone that."""
+        """Let the drafter read the prompts, which the target has read, or postpone that; plain rows begin empty."""
+        admission, hidden = reading.admission, reading.prompts.hidden
         begin = self.drafter.prefill if self.plan.drafts_at_once else self.drafter.postpone
-        begin(self.batch, reading.admission, reading.prompts.hidden)
+        if self.plain_rows.issuperset(admission.row_numbers):
+            admission = admission.without_prefixes()
+        begin(self.batch, admission, hidden)
 
     def release(self, rows: Sequence[int]) -> None:
         """Stop ``rows`` where they are. What they have read stays in the caches, as a prefix for others."""
@@ -249,6 +262,7 @@ class Decoder:
         self.batch.release(rows)
         self.constraints.release(rows)
         self.plan.release(rows)
+        self._note_running()
         if self.guidance is not None:
             self.guidance.assign(rows, [None] * len(rows))
 
@@ -286,9 +300,17 @@ class Decoder:
         if self.contexts[prefix.row] != request.context:
             raise ValueError(f"row {prefix.row} was read with another context: give a prefix of a row with the same")
 
-    def _shortened(self, prefix: Prefix, request: Request) -> Prefix:
-        """``prefix`` without the tokens that must be read: the last ones for some drafters, all to score a prompt."""
+    def _note_running(self) -> None:
+        running = {row for row, request in enumerate(self.batch.requests) if request is not None}
+        self._taps_read = not running or not running <= self.plain_rows
+
+    def _shortened(self, prefix: Prefix, request: Request, *, plain: bool) -> Prefix:
+        """``prefix`` without the tokens that must be read: the last ones for some drafters, all to score a prompt, and
+        those of which a drafter has read nothing and is to draft after.
+        """
+        unread = prefix.row in self.plain_rows and not plain
         most = len(request.tokens) - 1 - self.drafter.num_reread if request.prompt_logprobs is None else 0
+        most = 0 if unread else most
         most = max(0, min(most, prefix.length - self.drafter.num_reread_of_prefix))
         return prefix if prefix.length <= most else Prefix(row=prefix.row, length=most)
 

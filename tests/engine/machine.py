@@ -15,7 +15,8 @@ class Machine:
     ``growth`` is what each further node adds to a forward, ``draft`` what each drafted token takes, and ``missed`` what
     a drafter takes to read one that it missed, in plain steps; of several drafters, one for each. ``draft_growth`` is
     what a further row adds to a drafted token. ``noise`` spreads times, and one step in ``disturbed`` takes five times
-    as long. ``search`` is what a drafter takes, in plain steps, where the plan lets it search.
+    as long. ``search`` is what a drafter takes, in plain steps, where the plan lets it search. ``ready`` (None: the
+    plan is not asked) is what a step takes more if rows are not plain; the target would read ``reread`` tokens again.
     """
 
     def __init__(
@@ -33,10 +34,13 @@ class Machine:
         seed=0,
         slowdown=None,
         search=0.0,
+        ready=None,
+        reread=0,
     ):
         self.plan, self.rows, self.growth, self.draft_growth = plan, rows, growth, draft_growth
         self.draft, self.missed = draft if isinstance(draft, list) else [draft], missed
         self.search, self.num_searches = search, 0
+        self.ready, self.reread, self.kept = ready, reread, []  # of each request of the first row, whether it is ready
         self.by_drafter = [0] * len(self.draft)  # steps with a draft
         self.unverified = unverified  # nodes beside each row's draft
         self.noise, self.disturbed, self.slowdown = noise, disturbed, slowdown or (lambda position: 1.0)
@@ -54,7 +58,10 @@ class Machine:
         """
         accepts = accepts if isinstance(accepts, list) else [accepts]
         for _ in range(requests):
-            self.plan.admit(range(self.rows), [request([1], max_tokens=num_tokens)] * self.rows)
+            admitted = range(self.rows), [request([1], max_tokens=num_tokens)] * self.rows
+            if self.ready is not None:
+                self.kept.append(self.plan.drafts_for(*admitted, reread=self.reread))
+            self.plan.admit(*admitted)
             length, self.lag = [0] * self.rows, [[0] * self.rows for _ in self.draft]
             while min(length) < num_tokens:
                 running = [row for row in range(self.rows) if length[row] < num_tokens]
@@ -80,6 +87,9 @@ class Machine:
             factor *= 5
         forwards = max(depths) + self.draft_growth * (sum(depths) - max(depths))
         drafting = self.draft[plan.drafter] * forwards + self.missed * missed
+        assert not max(depths) or not self.kept or self.kept[-1], "a plain request has no draft"
+        if self.kept and self.kept[-1]:
+            factor *= 1 + self.ready
         seconds = factor * self.step_seconds(
             len(running) + sum(depths) + self.unverified * sum(map(bool, depths)), drafting
         )

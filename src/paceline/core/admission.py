@@ -50,6 +50,11 @@ class Admission:
         self.moves = any(prefix.length and prefix.row != row for prefix, row in zip(prefixes, rows, strict=True))
         self.unread = max(n - 1 - prefix.length for n, prefix in zip(lengths, prefixes, strict=True))
 
+    def without_prefixes(self) -> "Admission":
+        """The same rows, which copy nothing."""
+        prefixes = [Prefix(row=row, length=0) for row in self.row_numbers]
+        return Admission(rows=self.row_numbers, requests=self.requests, prefixes=prefixes, device=self.rows.device)
+
     @property
     def new_contexts(self) -> list[tuple[int, Context]]:
         """Rows whose contexts must be read, with these: all that have one and copy no prefix."""

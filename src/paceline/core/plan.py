@@ -29,6 +29,15 @@ class Plan(ABC):
     def __call__(self) -> StepPlan:
         """The next step's shape."""
 
+    def drafts_for(self, rows: Sequence[int], requests: Sequence[Request], *, reread: int) -> bool:
+        """Whether ``requests`` that are about to begin in ``rows`` may have drafts that are made of the target's hidden
+        states; else they never have one, and their drafter reads nothing of them.
+
+        Asked where the drafter reads such states. If they may, the target reads again ``reread`` tokens of a prompt
+        that it has in its cache, and of which the drafter has read nothing.
+        """
+        return True
+
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:  # noqa: B027 - most plans know no rows
         """Take into account that ``requests`` begin in ``rows``."""
 

@@ -139,7 +139,8 @@ class CandidateDrafters(Drafter):
         """To the one that drafted, and to those that read the target's hidden states in every step."""
         for number, one in enumerate(self.drafters):
             if one.taps:
-                one.observe(batch, tree, outcome, {tap: hidden[tap] for tap in one.taps})
+                if hidden:  # else it has read nothing of any row, and only copies are drafted
+                    one.observe(batch, tree, outcome, {tap: hidden[tap] for tap in one.taps})
             elif number == self._chosen and self._num_copied:
                 one.observe(batch, *self._own_part(tree, outcome), {})
             elif tree.max_depth and (number == self._chosen or (number == 0 and self._num_copied)):

@@ -23,8 +23,9 @@ from paceline.engine.acceptance import Counts
 from paceline.engine.costs import DepthCost, StepWork
 from paceline.engine.curve import WARM
 from paceline.engine.exploration import plain_is_due
-from paceline.engine.goodput import HORIZON, Choice, Goodput
+from paceline.engine.goodput import Choice, Goodput
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
+from paceline.engine.learning import learn_rows
 from paceline.engine.planning import make_plan
 from paceline.engine.probes import Probes
 from paceline.engine.row_state import RowState
@@ -74,6 +75,7 @@ class Controller(Plan):
         self._ends_early = ends_early
         self._pool = self.knowledge.greedy  # of the newest request
         self.rows: dict[int, RowState] = {}
+        self._plain: set[int] = set()  # rows whose requests have no drafts
         self._steps = self._drafted_steps = 0  # drafted ones since the last plain step
         self._stale = True  # whether there is something to decide
         self._plain_costs: dict[int, float] = {}  # by rows
@@ -92,21 +94,37 @@ class Controller(Plan):
     def max_draft_tokens(self) -> int:
         return self._max
 
+    def drafts_for(self, rows: Sequence[int], requests: Sequence[Request], *, reread: int) -> bool:
+        """Whether drafting promises to pay for them, or they are to teach whether it does (engine/readiness)."""
+        self._learn()
+        self.knowledge.refresh()
+        self._plain.difference_update(rows)
+        new = {row: self._new_row(row, request) for row, request in zip(rows, requests, strict=True)}
+        drafts = any(state.most for state in new.values())
+        if drafts and self._timed:
+            drafts = self._goodput.keeps_ready(new, self.rows, reread=reread)
+        self._plain.update(() if drafts else rows)
+        return drafts
+
+    def _new_row(self, row: int, request: Request) -> RowState:
+        most = self._max if request.num_draft_tokens is None else min(self._max, request.num_draft_tokens)
+        pool = self.knowledge.sampled if request.sampling.temperature else self.knowledge.greedy
+        most, wait = (0, request.max_tokens + REFRESH) if row in self._plain else (most, 1)
+        return RowState(counts=Counts(self._max), pool=pool, most=most, left=request.max_tokens, wait=wait)
+
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
         """New requests: nothing is known of them but what the others were like."""
         self._learn()
         self.knowledge.refresh()
         for row, request in zip(rows, requests, strict=True):
-            most = self._max if request.num_draft_tokens is None else min(self._max, request.num_draft_tokens)
-            pool = self._pool = self.knowledge.sampled if request.sampling.temperature else self.knowledge.greedy
-            state = self.rows[row] = RowState(counts=Counts(self._max), pool=pool, most=most, left=request.max_tokens)
-            state.missed = len(request.tokens) - 1 if self._postpones else 0
+            state = self.rows[row] = self._new_row(row, request)
+            state.missed, self._pool = len(request.tokens) - 1 if self._postpones else 0, state.pool
         if self._postpones:
             begins = self._goodput.best(self.rows).depths.keys() & set(rows)
             self._drafts_at_once = bool(begins or self.knowledge.exploration.lesson(self.knowledge.kind(self.rows)))
         for row in rows if self._drafts_at_once else ():
             self.rows[row].missed = 0
-        running, added, cost_of = len(self.rows), len(rows), self.knowledge.costs.of
+        running, added, cost_of = len(self.rows), len({*rows} - self._plain), self.knowledge.costs.of
         self._probes.grant(cost_of(running, running + added * self.num_nodes[1], 1, added) - cost_of(running, running))
         self._stale, self._evaluate_at, self._changed_at = True, self._steps, self._steps
 
@@ -155,21 +173,14 @@ class Controller(Plan):
         self._stale, self._evaluate_at = True, self._steps
 
     def promise(self) -> float:
-        """Expected speed over that of plain decoding in the next steps; 1 where drafting would not pay.
-
-        What the drafter must read first, because it stood by, is spread over ``HORIZON`` tokens.
-        """
-        return self._promise(self._goodput.best(self.rows)) if self.rows else 1.0
+        """Expected speed over that of plain decoding in the next steps: see Goodput.promise."""
+        return self._goodput.promise(self._goodput.best(self.rows), self.rows) if self.rows else 1.0
 
     @property
     def outlook(self) -> float:
         """``promise`` by what was last decided, without deciding anew."""
-        return self._promise(self._choice) if self.rows and self._choice is not None else 1.0
-
-    def _promise(self, choice: Choice) -> float:
-        missed = sum(self.rows[row].missed for row in choice.depths if row in self.rows)
-        reading = self.knowledge.costs.catch_up * missed / (HORIZON * self._plain_cost(len(self.rows)))
-        return max(1.0, choice.speedup - reading) if choice.depths else 1.0
+        known = self._choice if self.rows else None
+        return 1.0 if known is None else self._goodput.promise(known, self.rows)
 
     def _learn(self) -> None:
         """Learn from the steps since the last call."""
@@ -188,43 +199,25 @@ class Controller(Plan):
 
     def _learn_drafted(self, result: StepResult) -> None:
         plan, sample = result.plan, self._steps % SAMPLE == 0
-        drafted = missed = nodes = num_running = deepest = 0
-        for row, tokens in enumerate(result.tokens):
-            state = self.rows.get(row)
-            if not tokens or state is None:
-                continue
-            num_running, nodes = num_running + 1, nodes + 1 + result.num_drafted[row]
-            state.left -= len(tokens)
-            depth = min(plan.depth_of(row), state.most)
-            if depth:
-                read = depth if plan.stop is None else min(depth, result.num_drafted[row] + 1)
-                deepest = max(deepest, read)
-                drafted += read
-                nodes += self._goodput.num_unverified
-                missed += state.missed
-                submitted = state.learn(result, row, depth, levels=self._ends_early, timed=self._timed, sample=sample)
-                if submitted is not None and not state.depth:
-                    self._probes.judge(state, accepted=result.num_accepted[row], submitted=submitted)
-            else:  # plain, or copied beside the others
-                state.missed += len(tokens)
-                state.wait -= 1
-        if not num_running:
+        teach = partial(RowState.learn, levels=self._ends_early, timed=self._timed, sample=sample)
+        work, missed = learn_rows(result, self.rows, teach, self._probes, num_unverified=self._goodput.num_unverified)
+        if not work.rows:
             return
         self._steps += 1
         self._drafted_steps += 1
         self.knowledge.exploration.count()
-        plain, costs, seconds = self._plain_cost(num_running), self.knowledge.costs, result.seconds.without_search
+        plain, costs, seconds = self._plain_cost(work.rows), self.knowledge.costs, result.seconds.without_search
         self._probes.earn(1, plain)
-        if self._timed and (sample or missed or costs.score.measured(nodes, num_running - 1) < WARM):
-            costs.observe(StepWork(num_running, nodes, deepest, drafted), seconds, missed=missed)
+        if self._timed and (sample or missed or costs.score.measured(work.nodes, work.rows - 1) < WARM):
+            costs.observe(work, seconds, missed=missed)
         if plan.searches:
             self._probes.search.spend(result.seconds.search / costs.level)
-        per_row, plain_seconds, choice = result.num_tokens / num_running, plain * costs.level, self._choice
+        per_row, plain_seconds, choice = result.num_tokens / work.rows, plain * costs.level, self._choice
         self._count.add(result.num_tokens, result.seconds.total, plain_seconds=plain_seconds * per_row)
         if self._timed and choice is not None and not plan.explored and not plan.num_copied:
             cost = (seconds.total + costs.planning) / plain_seconds
             choice.calibration.add(
-                rows=num_running, tokens=per_row, cost=cost, speedup=choice.expected, expected_cost=choice.cost
+                rows=work.rows, tokens=per_row, cost=cost, speedup=choice.expected, expected_cost=choice.cost
             )
 
     def _learn_plain(self, results: Sequence[StepResult]) -> None:
@@ -235,11 +228,15 @@ class Controller(Plan):
             state.wait -= count
             state.left -= count
         plain, cost, costs = self._plain_cost(running), None, self.knowledge.costs
-        if count >= self._look and self._timed:
-            costs.observe(StepWork(running, running), results[-1].seconds)
+        timed, alone = count >= self._look and self._timed, self._plain.issuperset(self.rows) and costs.level > 0
+        if timed:
+            if not alone:
+                costs.observe(StepWork(running, running), results[-1].seconds)
             cost = results[-1].seconds.total / (plain * costs.level)
+        if alone:
+            self.knowledge.readiness[self.knowledge.kind(self.rows)].observe(count, cost)
         if self._choice is not None:
-            self._choice.calibration.add_plain(rows=running, steps=count, cost=cost)
+            self._choice.calibration.add_plain(rows=running, steps=count, cost=None if alone else cost)
         self._probes.earn(count, plain)
         self._steps += count
         self._drafted_steps = 0
@@ -288,7 +285,8 @@ class Controller(Plan):
         """The depths of all rows, and which of them are not those that seem best."""
         rows, choice, exploration = self.rows, self._choice, self.knowledge.exploration
         everything = tuple(rows)
-        lesson = exploration.take_lesson(self.knowledge.kind(rows)) if self._timed else 0
+        teaches = self._timed and not self._plain.issuperset(rows)
+        lesson = exploration.take_lesson(self.knowledge.kind(rows)) if teaches else 0
         if lesson:
             return {row: min(lesson, state.most) for row, state in rows.items()}, everything
         assert choice is not None  # rows are weighed when they are admitted

@@ -108,6 +108,26 @@ class Goodput:
                 return Choice({}, switch, 1.0, 0.0, calibration)
         return Choice(depths, best_goodput, best_cost, min(least, MOST_LEAST), calibration)
 
+    def promise(self, choice: Choice, rows: Mapping[int, RowState]) -> float:
+        """Expected speed over plain decoding with ``choice``; what drafters must read first is spread over ``HORIZON``.
+
+        1 where drafting would not pay.
+        """
+        if not choice.depths:
+            return 1.0
+        costs, running = self.knowledge.costs, len(rows)
+        missed = sum(rows[row].missed for row in choice.depths if row in rows)
+        return max(1.0, choice.speedup - costs.catch_up * missed / (HORIZON * costs.of(running, running)))
+
+    def keeps_ready(self, new: Mapping[int, RowState], rows: Mapping[int, RowState], *, reread: int) -> bool:
+        """Whether ``new`` rows beside ``rows`` are to be kept ready for drafts: see engine/readiness."""
+        together, known = {**rows, **new}, self.knowledge
+        kind, choice = known.kind(together), self.best(together)
+        if known.exploration.lesson(kind):
+            return True
+        speedup = choice.speedup if choice.depths.keys() & new.keys() else 0.0
+        return known.readiness[kind].keeps(speedup, reread=reread)
+
     def other(self, depths: Mapping[int, int], rows: Mapping[int, RowState], turn: int, least: float) -> dict[int, int]:
         """Depths to try instead: all drafts whole if they end early, else one longer, shorter, or two longer, if the
         goodput expected of that is nearly ``least``; else none.

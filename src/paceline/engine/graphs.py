@@ -1,7 +1,7 @@
 """Records steps as graphs and replays them, which saves the launch of every operation.
 
-The operations of a step and their tensors depend only on the plan, the flags of the batch, the presence of guided rows
-and the drafter's host state. These are the kind of a step; each kind is recorded once.
+The operations of a step and their tensors depend only on the plan, the flags of the batch, the presence of guided rows,
+the taps and the drafter's host state. These are the kind of a step; each kind is recorded once.
 """
 
 import logging
@@ -154,7 +154,7 @@ class Recorder:
         if state is None or batch.wants_tensors or decoder.constraints.busy:
             return None
         guided = decoder.guidance is not None and decoder.guidance.any  # then the target reads twice as many rows
-        return plan, batch.flags, guided, state
+        return plan, batch.flags, guided, decoder.taps, state
 
     def find(self, kind: Hashable) -> RecordedStep | None:
         """The recording of a kind."""

@@ -4,6 +4,7 @@ Engines come and go, one for each call of ``generate``; the next one starts from
 drafter is loaded anew for each.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,7 @@ from paceline.engine.calibration import Calibration
 from paceline.engine.costs import DepthCost, StepCosts, StepWork
 from paceline.engine.exploration import Exploration
 from paceline.engine.probes import Probes
+from paceline.engine.readiness import Readiness
 from paceline.engine.row_state import RowState
 from paceline.models import lazy_adapter
 from paceline.models.base import LM
@@ -45,6 +47,7 @@ class Knowledge:
         self.costs = StepCosts(growth=growth)
         self.greedy, self.sampled = Pool(max_draft_tokens), Pool(max_draft_tokens)
         self.calibrations: dict[tuple[int, bool], Calibration] = {}  # by kind of batch
+        self.readiness = defaultdict[tuple[int, bool], Readiness](Readiness)  # by kind of batch
         self.probes = Probes(bounded=True)
         self.exploration = Exploration()
         self.num_tried = 0.0  # steps in which it was chosen among several drafters, fading

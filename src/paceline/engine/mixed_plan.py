@@ -53,11 +53,18 @@ class MixedPlan(Plan):
         """What steps with the other drafters cost and promise."""
         return self.others.costs()
 
+    def drafts_for(self, rows: Sequence[int], requests: Sequence[Request], *, reread: int) -> bool:
+        """Whether the other drafter, if it is one, may draft for them; copies always may."""
+        others = self.others
+        return not isinstance(others, Controller) or others.drafts_for(rows, self._by_others(requests), reread=reread)
+
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
         """New requests."""
         self.copies.admit(rows, requests)
-        origins = self._origins
-        self.others.admit(rows, requests if origins is None else [one.drafted_by(origins) for one in requests])
+        self.others.admit(rows, self._by_others(requests))
+
+    def _by_others(self, requests: Sequence[Request]) -> Sequence[Request]:
+        return requests if self._origins is None else [one.drafted_by(self._origins) for one in requests]
 
     def release(self, rows: Iterable[int]) -> None:
         """Requests that ended."""

@@ -40,11 +40,10 @@ class Target:
         lm: LM,
         rows: int,
         capacity: int,
-        taps: Sequence[int],
         constraints: TokenMasks,
         guidance: GuidanceState | None = None,
     ) -> None:
-        self.unguided, self.taps, self._constraints = lm, taps, constraints
+        self.unguided, self._constraints = lm, constraints
         self.lm: LM = lm
         if guidance is None:
             self.cache: View = lm.new_cache(rows, capacity).view()
@@ -52,22 +51,24 @@ class Target:
             self.lm = guided = GuidedLM(lm, guidance)
             self.cache = guided.new_view(rows, capacity)
 
-    def begin(self, admission: Admission, tokens: Tensor, on_logits: OnLogits | None, chunk: int) -> Prefill:
-        """Admit rows to the cache; what reads the rest of their prompts ``tokens`` [B, T]."""
+    def begin(
+        self, admission: Admission, tokens: Tensor, on_logits: OnLogits | None, chunk: int, taps: Sequence[int]
+    ) -> Prefill:
+        """Admit rows to the cache; what reads the rest of their prompts ``tokens`` [B, T], and keeps ``taps``."""
         return Prefill(
             self.unguided,
             self.lm.admit(self.cache, admission),
             tokens,
             admission.known,
             admission.unread,
-            taps=self.taps,
+            taps=taps,
             on_logits=on_logits,
             chunk=chunk,
         )
 
-    def score(self, tree: Tree, batch: Batch) -> Scores:
+    def score(self, tree: Tree, batch: Batch, taps: Sequence[int]) -> Scores:
         """One forward over all nodes of ``tree``, in all rows, and over those that are not verified."""
-        output = self.lm(tree.scored, self.cache, taps=self.taps, logits_for=LogitsFor.ALL, resume=tree.resume)
+        output = self.lm(tree.scored, self.cache, taps=taps, logits_for=LogitsFor.ALL, resume=tree.resume)
         assert output.logits is not None
         unverified = None
         if tree.unverified is not None:

@@ -1,0 +1,184 @@
+"""Rows that a draft head reads nothing of: plain decoding, whatever drafts beside them and comes after them."""
+
+import pytest
+
+from paceline.api import Engine, SamplingParams
+from paceline.core.admission import Prefix
+from paceline.core.plan import Plan
+from paceline.core.step import StepPlan
+from paceline.drafters import DRAFTERS
+from paceline.engine.exploration import Exploration
+from paceline.engine.readiness import Readiness
+from paceline.engine.runner import Runner
+from paceline.engine.scheduler import Scheduler
+from tests import tiny
+from tests.api.engines import bare, naive
+from tests.conformance.test_runner import LONG, serve
+from tests.engine.recorded import RecordedGraphs
+from tests.engine.wrapped import Wrapped
+from tests.harness import decoder_for, expected, finish, request, tiny_drafter
+
+K = 3
+HEADS = [name for name in DRAFTERS.builtin if tiny_drafter(name, tiny.target()[1]).taps]
+
+
+class Marked(Plan):
+    """Requests that allow no draft tokens begin plain; the others draft ``K`` in every step."""
+
+    def __init__(self, rows):
+        self.drafts = [False] * rows
+        self.rereads = []
+
+    @property
+    def max_draft_tokens(self):
+        return K
+
+    def drafts_for(self, rows, requests, *, reread):
+        self.rereads.append(reread)
+        drafts = any(one.num_draft_tokens != 0 for one in requests)
+        for row in rows:
+            self.drafts[row] = drafts
+        return drafts
+
+    def release(self, rows):
+        for row in rows:
+            self.drafts[row] = False
+
+    def __call__(self):
+        depths = tuple(K if drafts else 0 for drafts in self.drafts)
+        return StepPlan(max(depths), depths)
+
+
+class Taps(Wrapped):
+    """Notes the taps of every forward."""
+
+    def __init__(self, lm):
+        super().__init__(lm)
+        self.asked = set()
+
+    def __call__(self, tree, cache, **options):
+        self.asked.add(tuple(options.get("taps", ())))
+        return self.lm(tree, cache, **options)
+
+
+def plain(prompt, **options):
+    return request(prompt, num_draft_tokens=0, **options)
+
+
+def decoder(drafter, *, rows, target=None):
+    return decoder_for(
+        tiny_drafter(drafter, tiny.target()[1]), "coupled", target=target, k=K, rows=rows, plan=Marked(rows)
+    )
+
+
+def drafts_of(decoder, row):
+    """A list that every draft of ``row`` will be added to."""
+    found, propose = [], decoder.drafter.propose
+
+    def noting(batch, plan):
+        tree = propose(batch, plan)
+        if batch.active[row]:
+            found.append(tree.tokens[row, 1:][tree.valid[row, 1:]].tolist())
+        return tree
+
+    decoder.drafter.propose = noting
+    return found
+
+
+@pytest.mark.parametrize("drafter", HEADS)
+def test_a_row_beside_plain_ones_drafts_as_well_as_alone(drafter):
+    """They come before it, run beside it longer than it does, and take its place; long enough that queues overflow."""
+    wanted = request(LONG, max_tokens=50)
+    alone = decoder(drafter, rows=1)
+    alone.admit([wanted], [0])
+    best = drafts_of(alone, 0)
+    finish(alone, rows=[0], prompts=[LONG])
+    others = [plain(LONG[:7], max_tokens=60), plain([9, 2], max_tokens=70)]
+    made = decoder(drafter, rows=3)
+    made.admit(others[:1], [0])
+    made.step()
+    started = made.results().tokens[0]
+    made.admit([wanted], [1])
+    made.admit(others[1:], [2])
+    beside = drafts_of(made, 1)
+    assert finish(made, rows=[1], prompts=[LONG]).texts == [expected(wanted)]
+    assert sum(map(len, best)) > 50 and beside == best
+    made.release([1])
+    again = plain(LONG[3:], max_tokens=40)
+    made.admit([again], [1])
+    assert finish(made, rows=[1], prompts=[LONG[3:]]).texts == [expected(again)] and beside == best
+    assert started == expected(others[0])[:1]
+
+
+@pytest.mark.parametrize("drafter", HEADS)
+def test_what_a_plain_row_read_is_read_again_where_a_draft_is_to_follow(drafter):
+    first, wanted = plain(LONG, max_tokens=20), request([*LONG, 9], max_tokens=40)
+    fresh = decoder(drafter, rows=2)
+    fresh.admit([wanted], [0])
+    best = drafts_of(fresh, 0)
+    finish(fresh, rows=[0], prompts=[wanted.tokens])
+    made = decoder(drafter, rows=2)
+    made.admit([first], [0])
+    finish(made, rows=[0], prompts=[LONG])
+    made.admit([wanted], [1], [Prefix(row=0, length=len(LONG))])
+    after = drafts_of(made, 1)
+    assert finish(made, rows=[1], prompts=[wanted.tokens]).texts == [expected(wanted)]
+    assert after == best
+    assert made.plan.rereads == [0, len(LONG)]
+    follows = plain([*LONG, 3], max_tokens=9)  # the target's cache is copied as ever, and the drafter has no work
+    read, prefill = [], made.drafter.prefill
+    made.drafter.prefill = lambda batch, admission, hidden: (
+        read.append((admission.max_prefix_length, hidden)),
+        prefill(batch, admission, hidden),
+    )
+    made.admit([follows], [1], [Prefix(row=0, length=len(LONG))])
+    assert finish(made, rows=[1], prompts=[follows.tokens]).texts == [expected(follows)]
+    assert read == [(0, {})] and made.cache.length[1] > len(LONG)
+
+
+@pytest.mark.parametrize("drafter", HEADS)
+def test_no_hidden_states_are_read_while_all_rows_are_plain(drafter):
+    target = Taps(tiny.target()[1])
+    made = decoder(drafter, rows=2, target=target)
+    target.asked.clear()
+    made.admit([plain(LONG, max_tokens=12)], [0])
+    finish(made, rows=[0], prompts=[LONG])
+    assert target.asked == {()}
+    made.admit([request(LONG, max_tokens=12)], [1])
+    finish(made, rows=[1], prompts=[LONG])
+    assert made.drafter.taps in target.asked
+    made.release([0, 1])
+    target.asked.clear()
+    made.admit([plain(LONG, max_tokens=12)], [1])
+    finish(made, rows=[1], prompts=[LONG])
+    assert target.asked == {()}
+
+
+@pytest.mark.parametrize("drafter", HEADS)
+@pytest.mark.parametrize("recorded", [False, True], ids=["called", "recorded"])
+def test_outputs_are_the_references_while_rows_change_kinds(drafter, recorded):
+    made = Scheduler(Runner(decoder(drafter, rows=2), graphs=RecordedGraphs() if recorded else None))
+    prompts = [LONG[:5], LONG, [8] * 6, [*LONG, 4], [1, 2], [*LONG, 4, 4], LONG[3:9], [60, 0]]
+    kinds = [plain, request, plain, plain, request, request, plain, plain]
+    lengths = [6, 13, 20, 6, 13, 20, 6, 13]
+    requests = [kind(prompt, max_tokens=n) for kind, prompt, n in zip(kinds, prompts, lengths, strict=True)]
+    assert serve(made, requests)[1] == [expected(one) for one in requests]
+    assert made.runner.drafter_error is None
+
+
+@pytest.mark.parametrize("drafter", HEADS)
+def test_copies_are_drafted_where_a_head_beside_them_reads_nothing(drafter, monkeypatch):
+    monkeypatch.setattr(Exploration, "lesson", lambda self, kind: 0)
+    monkeypatch.setattr(Readiness, "keeps", lambda self, speedup, *, reread: False)
+    model, lm = tiny.looping_target()
+    target = Taps(lm)
+    made = Engine(bare(target), drafter=["suffix", tiny_drafter(drafter, lm)], batch_size=2, max_length=120)
+    target.asked.clear()
+    params = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
+    results = made.generate([[2], [3, 4], [5]], params)
+    assert [list(one.token_ids) for one in results] == [
+        naive(prompt, params, 0, model) for prompt in ([2], [3, 4], [5])
+    ]
+    assert target.asked == {()} and made.runner.drafter_error is None
+    head = set(tiny_drafter(drafter, lm).origins)
+    assert all("suffix" in one.origin and head.isdisjoint(one.origin) for one in results)

@@ -1,0 +1,80 @@
+"""Requests that a draft head reads nothing of, on imagined machines: where drafting does not pay, and nowhere else."""
+
+import pytest
+
+from paceline.engine.controller import Controller
+from paceline.engine.knowledge import Knowledge
+from paceline.engine.readiness import FIRST_WAIT, LONGEST_WAIT, Readiness
+from tests.engine.machine import Machine
+from tests.harness import request
+
+COSTS = dict(growth=0.1, draft=0.15)
+
+
+def serve(accepts, *, rows=1, requests=40, num_tokens=48, knowledge=None, **options):
+    plan = Controller(rows=rows, knowledge=knowledge)
+    return Machine(plan, rows=rows, **{**COSTS, **options}).serve(
+        lambda *_: accepts, num_tokens=num_tokens, requests=requests
+    )
+
+
+@pytest.mark.parametrize("ready", [0.05, 0.15])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_useless_heads_cost_little_although_they_read_every_step(rows, ready):
+    """At least 0.97 of plain decoding over short requests; kept ready throughout it would be 1 / (1 + ready)."""
+    served = serve(0.05, rows=rows, ready=ready)
+    assert served.speedup >= 0.98
+    assert served.kept[0] and 1 <= sum(served.kept) <= 8
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_requests_are_ready_where_drafting_pays(rows):
+    served = serve(0.8, rows=rows, ready=0.05, noise=0.05)
+    assert served.kept.count(False) <= rows // 4 and served.speedup > 1.1
+
+
+def test_drafting_must_earn_what_being_ready_costs():
+    """Plain steps of ready requests take 1.13 of others, which is more than drafting gains over them."""
+    drafting = serve(0.4, ready=0.0, requests=100)
+    served = serve(0.4, ready=0.13, requests=100)
+    assert 1.05 < drafting.speedup < 1.13
+    assert sum(served.kept) <= 20 and served.speedup >= 0.98
+
+
+def test_drafting_that_pays_little_begins_once_being_ready_is_known_to_cost_less():
+    """Until then it is assumed to cost so much that one request is plain, which measures it."""
+    served = serve(0.4, ready=0.02, requests=60)
+    assert served.speedup > 1.03 and 1 <= served.kept.count(False) <= 6
+
+
+def test_drafting_begins_soon_after_requests_become_predictable():
+    known = Knowledge()
+    before = serve(0.02, requests=60, ready=0.08, knowledge=known)
+    assert not any(before.kept[-5:])
+    after = serve(0.9, requests=200, ready=0.08, knowledge=known)
+    first = after.kept.index(True)
+    assert first * 48 <= LONGEST_WAIT and all(after.kept[first + 2 :])
+
+
+def test_waits_double_and_grow_with_what_is_read_again():
+    readiness = Readiness()
+    for wait in (FIRST_WAIT, 2 * FIRST_WAIT, 4 * FIRST_WAIT):
+        readiness.observe(wait - 1, 0.9)
+        assert not readiness.keeps(0.0, reread=0)
+        readiness.observe(1, 0.9)
+        assert not readiness.keeps(0.0, reread=1) and readiness.keeps(0.0, reread=0)
+    assert readiness.keeps(1.2, reread=1000), "what pays does not wait"
+    readiness.observe(FIRST_WAIT, None)
+    assert readiness.keeps(0.0, reread=0), "and waits are short again after it"
+
+
+def test_a_request_that_allows_no_draft_is_plain():
+    plan = Controller(rows=1)
+    assert not plan.drafts_for([0], [request([1], num_draft_tokens=0)], reread=0)
+    assert plan.drafts_for([0], [request([1])], reread=0)
+
+
+def test_without_a_clock_every_request_is_ready():
+    plan = Controller(rows=1, timed=False)
+    served = Machine(plan, ready=0.1, **COSTS).serve(lambda *_: 0.0, num_tokens=48, requests=30)
+    assert all(served.kept)
