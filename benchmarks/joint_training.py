@@ -93,7 +93,7 @@ class JointTraining(Study):
 
     work: Work = WORK
     size: Annotated[str, option(f"Of the targets: {', '.join(SIZES)}.")] = "1M"
-    steps: Annotated[int, option(f"Of every run, {ROWS * LENGTH} tokens each.")] = 600
+    steps: Annotated[int, option(f"Of every run, {ROWS * LENGTH} tokens each.")] = 400
     seeds: Annotated[tuple[int, ...], counts("Of weights and order.")] = (0, 1, 2)
     weight: Annotated[float, option("Of a head's loss beside the target's.")] = 0.3
     depth: Annotated[int, option("Tokens that a head learns to predict, and drafts.")] = 4

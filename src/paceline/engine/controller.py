@@ -125,7 +125,8 @@ class Controller(Plan):
         for row in rows if self._drafts_at_once else ():
             self.rows[row].missed = 0
         running, added, cost_of = len(self.rows), len({*rows} - self._plain), self.knowledge.costs.of
-        self._probes.grant(cost_of(running, running + added * self.num_nodes[1], 1, added) - cost_of(running, running))
+        probing = cost_of(running, running + added * self.num_nodes[1], 1, added) - cost_of(running, running)
+        self._probes.grant(probing if added else 0.0)
         self._stale, self._evaluate_at, self._changed_at = True, self._steps, self._steps
 
     @property
