@@ -139,6 +139,7 @@ def draw(records: Sequence[Record], *, title: str) -> str:
             values = [line.sampled for line in own if line.sampled is not None]
             drawing.error_bars(axes[1], places, values, how, **{**drawing.series(at), "linestyle": ""})
         axes[1].set_xticks(range(len(heads)), heads)
+        axes[1].set_xlim(-0.5, len(heads) - 0.5)
         drawing.finish(axes[1], y="tokens per step, temperature 1", columns=1)
 
     caption = (

@@ -5,7 +5,7 @@ losses reach the target's weights. Runs of one seed begin with the same weights 
 order. Then the same heads are trained on the targets that were trained alone, which are frozen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -115,23 +115,29 @@ class JointTraining(Study):
         return heads_for(SIZES[self.size][0], self.depth)
 
     def measure(self, raw: RawFile, say: Progress) -> None:
-        """Train what is not trained, and put what is found into ``raw``."""
-        joint = {(head, seed): self._with(head, seed) for head, seed in product((ALONE, *self._heads), self.seeds)}
+        """Train what is not trained, and put what is found into ``raw``: what is trained jointly first."""
+        joint = {
+            Cell(head, JOINTLY, seed): self._with(head, seed) for head in (ALONE, *self._heads) for seed in self.seeds
+        }
         train_all(list(joint.values()), self.work, say, jobs=self.jobs)
-        later = {(how, seed): self._later(how, seed) for how, seed in product((AFTERWARDS, DISTILLED), self.seeds)}
-        train_all(list(later.values()), self.work, say, jobs=self.jobs)
         choices = {
             name: getattr(self, name) for name in ("size", "steps", "weight", "depth", "num_prompts", "max_tokens")
         }
         run = raw.begin(conditions_of({}, "float32", isa=current_set(), **choices), date)
-        cells = [Cell(head, JOINTLY, seed) for head, seed in joint]
-        cells += [Cell(head, how, seed) for (how, seed), head in product(later, self._heads)]
+        self._measure(joint, run, raw, say)
+        later = {(how, seed): self._later(how, seed) for how, seed in product((AFTERWARDS, DISTILLED), self.seeds)}
+        train_all(list(later.values()), self.work, say, jobs=self.jobs)
+        cells = {Cell(head, how, seed): training for (how, seed), training in later.items() for head in self._heads}
+        self._measure(cells, run, raw, say)
+
+    def _measure(self, cells: Mapping[Cell, Training], run: str, raw: RawFile, say: Progress) -> None:
+        """Put into ``raw`` what is found of ``cells``, whose trainings are finished."""
         data = self._data()
         assert data.held_out is not None
         prompts = data.prompts(self.num_prompts, PROMPT, seed=1).tolist()  # validations take those of seed 0
-        for cell, identity in missing(raw, cells, run_cells(self.kind, run), say):
-            training = joint[cell.head, cell.seed] if cell.how == JOINTLY else later[cell.how, cell.seed]
-            with_target = training if cell.how == JOINTLY else joint[ALONE, cell.seed]
+        for cell, identity in missing(raw, list(cells), run_cells(self.kind, run), say):
+            training = cells[cell]
+            with_target = training if cell.how == JOINTLY else self._with(ALONE, cell.seed)
             folder = with_target.folder(self.work) / "target"
             target = load(folder, dtype=torch.float32, device="cpu")
             found: dict[str, Any] = {"void": False}
