@@ -127,7 +127,7 @@ small-targets: $(STAMP)  ## Train the targets of the studies of heads, of 1, 3 a
 experiment-exits: small-targets  ## Prophets beside early exits, by exit layer, blocks, recycled states and target (goes on after an interruption)
 	$(BIN)/python -m benchmarks exits-and-prophets --processor-time --output $(STUDIES)/exits-and-prophets.jsonl
 
-experiment-joint: $(STAMP)  ## What training together with a head does to a target, and to the head (two hours of two cores; goes on after an interruption)
+experiment-joint: $(STAMP)  ## What training together with a head does to a target, and to the head (two to three hours of two cores; goes on after an interruption)
 	$(BIN)/python -m benchmarks joint-training --output $(STUDIES)/joint-training.jsonl
 
 experiment-blocks: $(STAMP)  ## Heads that draft token by token or a block at once, trained on own outputs or on text (goes on after an interruption)

@@ -180,8 +180,7 @@ class Controller(Plan):
     @property
     def outlook(self) -> float:
         """``promise`` by what was last decided, without deciding anew."""
-        known = self._choice if self.rows else None
-        return 1.0 if known is None else self._goodput.promise(known, self.rows)
+        return self._goodput.promise(self._choice, self.rows) if self.rows and self._choice is not None else 1.0
 
     def _learn(self) -> None:
         """Learn from the steps since the last call."""
@@ -200,8 +199,10 @@ class Controller(Plan):
 
     def _learn_drafted(self, result: StepResult) -> None:
         plan, sample = result.plan, self._steps % SAMPLE == 0
-        teach = partial(RowState.learn, levels=self._ends_early, timed=self._timed, sample=sample)
-        work, missed = learn_rows(result, self.rows, teach, self._probes, num_unverified=self._goodput.num_unverified)
+        options, num_unverified = {"levels": self._ends_early, "timed": self._timed}, self._goodput.num_unverified
+        work, missed = learn_rows(
+            result, self.rows, self._probes, num_unverified=num_unverified, sample=sample, **options
+        )
         if not work.rows:
             return
         self._steps += 1
@@ -229,8 +230,8 @@ class Controller(Plan):
             state.wait -= count
             state.left -= count
         plain, cost, costs = self._plain_cost(running), None, self.knowledge.costs
-        timed, alone = count >= self._look and self._timed, self._plain.issuperset(self.rows) and costs.level > 0
-        if timed:
+        alone = self._plain.issuperset(self.rows) and costs.level > 0
+        if count >= self._look and self._timed:
             if not alone:
                 costs.observe(StepWork(running, running), results[-1].seconds)
             cost = results[-1].seconds.total / (plain * costs.level)

@@ -113,18 +113,18 @@ class Goodput:
 
         1 where drafting would not pay.
         """
-        if not choice.depths:
-            return 1.0
         costs, running = self.knowledge.costs, len(rows)
         missed = sum(rows[row].missed for row in choice.depths if row in rows)
-        return max(1.0, choice.speedup - costs.catch_up * missed / (HORIZON * costs.of(running, running)))
+        reading = costs.catch_up * missed / (HORIZON * costs.of(running, running)) if missed else 0.0
+        return max(1.0, choice.speedup - reading) if choice.depths else 1.0
 
     def keeps_ready(self, new: Mapping[int, RowState], rows: Mapping[int, RowState], *, reread: int) -> bool:
         """Whether ``new`` rows beside ``rows`` are to be kept ready for drafts: see engine/readiness."""
         together, known = {**rows, **new}, self.knowledge
-        kind, choice = known.kind(together), self.best(together)
+        kind = known.kind(together)
         if known.exploration.lesson(kind):
             return True
+        choice = self.best(together)
         speedup = choice.speedup if choice.depths.keys() & new.keys() else 0.0
         return known.readiness[kind].keeps(speedup, reread=reread)
 

@@ -1,6 +1,6 @@
 """What the rows of a drafted step teach: each of them of itself, and all of them what the step did."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from paceline.core.step import StepResult
 from paceline.engine.costs import StepWork
@@ -11,12 +11,14 @@ from paceline.engine.row_state import RowState
 def learn_rows(
     result: StepResult,
     rows: Mapping[int, RowState],
-    teach: Callable[[RowState, StepResult, int, int], int | None],
     probes: Probes,
     *,
     num_unverified: int,
+    levels: bool,
+    timed: bool,
+    sample: bool,
 ) -> tuple[StepWork, int]:
-    """Let every row that drafted learn by ``teach``, which is RowState.learn, and ``probes`` judge those that probed.
+    """Let every row that drafted learn (RowState.learn has the options), and ``probes`` judge those that probed.
 
     Returns what the step did, its drafts having ``num_unverified`` nodes more each, and how many tokens drafters had
     missed before.
@@ -36,7 +38,7 @@ def learn_rows(
             drafted += read
             nodes += num_unverified
             missed += state.missed
-            submitted = teach(state, result, row, depth)
+            submitted = state.learn(result, row, depth, levels=levels, timed=timed, sample=sample)
             if submitted is not None and not state.depth:
                 probes.judge(state, accepted=result.num_accepted[row], submitted=submitted)
         else:  # plain, or copied beside the others
