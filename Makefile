@@ -37,6 +37,7 @@ types: $(STAMP)
 imports: $(STAMP)
 	$(BIN)/lint-imports
 
+tests: export PYTHONDONTWRITEBYTECODE :=
 tests: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
@@ -121,10 +122,10 @@ experiments: $(STAMP) $(MODELS)/target-200M  ## What resuming from an exit saves
 	$(BIN)/python -m benchmarks resume --target $(MODELS)/target-200M --output $(STUDIES)/resume.jsonl
 	$(BIN)/python -m benchmarks batched --threads 1 --processor-time --repeats 8 --output $(STUDIES)/batched.jsonl
 
-small-targets: $(STAMP)  ## Train the targets of the studies of heads, of 1, 3 and 7 million parameters (two hours of two cores; goes on after an interruption)
+small-targets: $(STAMP)  ## Train the targets of the studies of heads, of 1, 3 and 7 million parameters (an hour of two cores; goes on after an interruption)
 	$(BIN)/python -m benchmarks small-targets --output $(STUDIES)/small-targets.jsonl
 
-experiment-exits: small-targets  ## Prophets beside early exits, by exit layer, blocks, recycled states and target (goes on after an interruption)
+experiment-exits: small-targets  ## Prophets beside early exits, by exit layer, blocks, recycled states and target (under an hour of two cores after it; goes on after an interruption)
 	$(BIN)/python -m benchmarks exits-and-prophets --processor-time --output $(STUDIES)/exits-and-prophets.jsonl
 
 experiment-joint: $(STAMP)  ## What training together with a head does to a target, and to the head (two to three hours of two cores; goes on after an interruption)

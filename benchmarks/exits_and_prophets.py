@@ -95,7 +95,7 @@ class ExitsAndProphets(Study):
     def measure(self, raw: RawFile, say: Progress) -> None:
         """Train what is not trained, and put what is measured into ``raw``."""
         trainings = {size: self._training(size) for size in self.sizes}
-        train_all(list(trainings.values()), self.work, say, jobs=self.jobs)
+        train_all(list(trainings.values())[::-1], self.work, say, jobs=self.jobs)  # begins with what takes longest
         choices = {
             "isa": current_set(),
             "steps": self.steps,

@@ -126,7 +126,7 @@ class SmallTargets(Study):
 
     work: Work = WORK
     sizes: Annotated[tuple[str, ...], option(f"Of {', '.join(SIZES)}.")] = tuple(SIZES)
-    steps: Annotated[int, option(f"Of {ROWS * LENGTH} tokens.")] = 1200
+    steps: Annotated[int, option(f"Of {ROWS * LENGTH} tokens.")] = 400
     jobs: Jobs = 2
 
     def check(self) -> None:
@@ -137,7 +137,7 @@ class SmallTargets(Study):
     def measure(self, raw: RawFile, say: Progress) -> None:
         """Train what is not trained, and put its loss into ``raw``."""
         trainings = {size: training_of(size, self.work, steps=self.steps) for size in self.sizes}
-        train_all(list(trainings.values()), self.work, say, jobs=self.jobs)
+        train_all(list(trainings.values())[::-1], self.work, say, jobs=self.jobs)  # begins with what takes longest
         run = raw.begin(conditions_of({}, "float32", isa=current_set(), steps=self.steps), date)
         for cell, identity in missing(raw, [Size(size) for size in self.sizes], run_cells(self.kind, run), say):
             found = history(trainings[cell.size], self.work)

@@ -46,6 +46,7 @@ def is_clean(served):
     return empty and len(scheduler._free) == served.engine.decoder.rows and not served._streams
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("reader", [SyncReader, AsyncReader])
 @pytest.mark.parametrize("drafter", ["none", "model", "ngram"])
 def test_tasks_get_the_tokens_of_plain_decoding(drafter, reader, monkeypatch):
@@ -87,6 +88,7 @@ def test_several_prompts_and_samples_are_one_submission():
     running(check())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", ["cancel", "leave", "task", "forgotten"])
 def test_a_client_that_leaves_frees_its_row_within_a_step(how):
     async def read(served):

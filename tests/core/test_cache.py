@@ -71,10 +71,10 @@ def test_a_view_apart_drafts_ahead_without_moving_the_storage():
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 def test_memory_does_not_grow_with_steps(drafter):
-    """500 tokens on 8 rows: the cache is allocated once and the process stays the size it had."""
+    """250 tokens on 8 rows: the cache is allocated once and the process stays the size it had."""
     target = tiny.native(tiny.llama(1, torch.float32, max_position_embeddings=600))
     decoder = decoder_for(tiny_drafter(drafter, target), "coupled", target=target, k=3, rows=8, max_length=520)
-    decoder.admit([request([5, row], max_tokens=501, temperature=1.0, seed=row) for row in range(8)], range(8))
+    decoder.admit([request([5, row], max_tokens=251, temperature=1.0, seed=row) for row in range(8)], range(8))
     held = (
         decoder.cache.storage.keys.data_ptr(),
         decoder.cache.storage.values.data_ptr(),

@@ -55,6 +55,7 @@ def check_pairs(make, target, **options):
     return check(make, target, tolerance=0 if isinstance(make(), Eagle3Drafter) else 1e-12, **options)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("sampled", [0.0, 0.8])
 @pytest.mark.parametrize("name", HEADS)
 def test_drafts_are_those_of_single_calls(name, sampled):
@@ -63,6 +64,7 @@ def test_drafts_are_those_of_single_calls(name, sampled):
     check_pairs(lambda: drafter(head=head, lm=CpuDecoder(head.decoder)), target, sampled=sampled)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["eagle3 of a draft vocabulary", "eagle", "mtp"])
 def test_drafts_of_packed_weights_are_those_of_single_calls(name, dtype):

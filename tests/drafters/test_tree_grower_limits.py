@@ -146,6 +146,7 @@ def test_a_padded_vocabulary_is_cut_or_filled_though_it_be_narrower_than_the_tre
     assert finish(decoder, rows=list(range(len(PROMPTS))), prompts=PROMPTS).texts == [expected(r) for r in wanted]
 
 
+@pytest.mark.one_in(2)
 @every_case
 def test_no_own_noise_is_consumed_twice(name, draw):
     noise = Ledger()

@@ -137,6 +137,7 @@ def check_tree(decoder, tree, draw):
                     assert tree.draw[row, node] == (Draw.FIXED if draw is Draw.NO_REPLACEMENT else draw)
 
 
+@pytest.mark.one_in(2)
 @every_case
 def test_every_node_is_what_a_naive_forward_of_its_path_gives(name, draw):
     """In ragged batches of greedy and sampled rows, after any accepted paths."""
@@ -181,6 +182,7 @@ def itself(name, draw):
     return noisy(name, draw, lm=models.target()[1])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "draw", "temperature"),
     [(n, d, t) for n, d in CASES for t in (0.0, 1.0) if n != "confident" and (t == 0 or d is Draw.SHARED)],

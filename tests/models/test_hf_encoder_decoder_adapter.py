@@ -62,10 +62,10 @@ def drafters(target):
     }
 
 
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", drafters(None))
 @pytest.mark.parametrize("name", BOTH_WAYS)
-@pytest.mark.each_value
 def test_rows_of_sources_of_different_lengths_match_plain_forwards(name, drafter, temperature):
     target = adapted(name)[1]
     for count in (4, 1):

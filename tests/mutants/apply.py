@@ -37,7 +37,7 @@ def patched(mutant: Mutant) -> tuple[str, int]:
     """The source of the anchor's file with the mistake, and its line. Raises LookupError unless it matches once."""
     file, source, path = file_of(mutant), source_of(mutant), mutant.anchor.partition(":")[2]
     python = file.suffix == ".py"
-    known = match_python.definitions(source) if python else match_cpp.definitions(match_cpp.tokens_of(source))
+    known = (match_python if python else match_cpp).definitions(source)
     if path and path not in known:
         near = ", ".join(difflib.get_close_matches(path, known, cutoff=0.5)) or "nothing like it"
         raise LookupError(f"{mutant.name}: {file} has no {path}, but {near}{_elsewhere(mutant)}")

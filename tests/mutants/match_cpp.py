@@ -4,6 +4,7 @@ Space and comments do not count. The metavariable ``$name`` matches any one iden
 """
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 TOKEN = re.compile(
@@ -39,7 +40,7 @@ def tokens_of(source: str) -> list[Token]:
 def replace_cpp(source: str, path: str, pattern: str, replacement: str) -> tuple[str, int]:
     """The patched source and the line of the match. Raises LookupError unless ``path`` holds exactly one match."""
     tokens, wanted = tokens_of(source), [token.text for token in tokens_of(pattern)]
-    ranges = [(body.first, body.last) for body in definitions(tokens)[path]] if path else [(0, len(tokens) - 1)]
+    ranges = [(body.first, body.last) for body in definitions(source)[path]] if path else [(0, len(tokens) - 1)]
     starts = {at for first, last in ranges for at in range(first, last + 2 - len(wanted))}
     found = [(at, bound) for at in sorted(starts) if (bound := _match(wanted, tokens[at:])) is not None]
     if len(found) != 1:
@@ -50,8 +51,10 @@ def replace_cpp(source: str, path: str, pattern: str, replacement: str) -> tuple
     return source[:start] + new + source[end:], source[:start].count("\n") + 1
 
 
-def definitions(tokens: list[Token]) -> dict[str, list[Body]]:
+@lru_cache(maxsize=64)  # several mutants are of one file
+def definitions(source: str) -> dict[str, list[Body]]:
     """Functions and classes by name, and by name qualified with the definitions around them (``Outer::inner``)."""
+    tokens = tokens_of(source)
     bodies = [body for at in range(len(tokens)) if (body := _body(tokens, at)) is not None]
     found: dict[str, list[Body]] = {}
     for body in bodies:

@@ -8,6 +8,7 @@ of arguments, elements or statements of any length. A metavariable that occurs t
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 PREFIX = "metavariable_"
 IGNORED = ("ctx", "kind", "type_comment")
@@ -34,6 +35,7 @@ def replace_python(source: str, path: str, pattern: str, replacement: str) -> tu
     return (source.encode()[: starts[0]] + text.encode() + source.encode()[end:]).decode(), nodes[0].lineno
 
 
+@lru_cache(maxsize=256)  # several mutants are of one file
 def definitions(source: str) -> dict[str, list[Definition]]:
     """Functions and classes by qualified name; one name has several where a property has a setter."""
     found: dict[str, list[Definition]] = {}
@@ -46,14 +48,19 @@ def definitions(source: str) -> dict[str, list[Definition]]:
             else:
                 visit(child, prefix)
 
-    visit(ast.parse(source), "")
+    visit(_parsed(source), "")
     return found
+
+
+@lru_cache(maxsize=256)
+def _parsed(source: str) -> ast.Module:
+    return ast.parse(source)
 
 
 def _find(source: str, path: str, pattern: str, replacement: str) -> list[tuple[list, Bound]]:
     """All matches. If pattern and replacement are expressions, any expression may match, and otherwise statements."""
     wanted = _statements(pattern)
-    scopes = definitions(source)[path] if path else [ast.parse(source)]
+    scopes = definitions(source)[path] if path else [_parsed(source)]
     nodes = [node for scope in scopes for node in _walk(scope)]
     if _is_expression(wanted) and _is_expression(_statements(replacement)):
         expressions = [node for node in nodes if isinstance(node, ast.expr)]

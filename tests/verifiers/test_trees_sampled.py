@@ -36,6 +36,7 @@ def decode(verifier, shape, draw, rows, table, **options):
     return decoder
 
 
+@pytest.mark.one_in(2)
 @every_case
 def test_greedy_output_is_the_targets(verifier, shape, draw):
     for seed in range(8):

@@ -6,10 +6,11 @@ from typing import NamedTuple, final
 from paceline.engine.calibration import Calibration
 from paceline.engine.costs import StepWork
 from paceline.engine.knowledge import Knowledge
+from paceline.engine.readiness import WORTH
 from paceline.engine.row_state import RowState
 
 HORIZON = 128  # tokens over which a drafter must earn what it reads first
-SWITCH, SWITCH_SEVERAL = 1.03, 1.05  # drafting begins where it is so many times better than plain decoding
+SWITCH, SWITCH_SEVERAL = WORTH, 1.05  # drafting begins where it is so many times better than plain decoding
 WORTHLESS = 0.03  # no token pays that is less likely to be accepted
 MOST_LEAST = 0.4  # a token that is as likely as this to be accepted is drafted whatever it costs
 NEARLY = 0.85  # of the best goodput: what a depth must promise to be tried for its cost
