@@ -38,7 +38,7 @@ from paceline.bench.columns import Section, grouped
 from paceline.bench.raw import RawFile, Record, hash_model
 from paceline.kernels.cpu.instruction_set import current_set
 
-ROWS, LENGTH = 8, 255  # of a batch
+ROWS, LENGTH = 4, 255  # of a batch
 DEPTHS = (1, 2, DEPTH, 6)  # draft lengths of which the fastest is taken
 SEARCHED = 8  # prompts that choose it
 
