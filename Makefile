@@ -125,7 +125,7 @@ experiments: $(STAMP) $(MODELS)/target-200M  ## What resuming from an exit saves
 small-targets: $(STAMP)  ## Train the targets of the studies of heads, of 1, 3 and 7 million parameters (an hour of two cores; goes on after an interruption)
 	$(BIN)/python -m benchmarks small-targets --output $(STUDIES)/small-targets.jsonl
 
-experiment-exits: small-targets  ## Prophets beside early exits, by exit layer, blocks, recycled states and target (under an hour of two cores after it; goes on after an interruption)
+experiment-exits: small-targets  ## Prophets beside early exits, by exit layer, blocks, recycled states and target (over an hour of two cores after it; goes on after an interruption)
 	$(BIN)/python -m benchmarks exits-and-prophets --processor-time --output $(STUDIES)/exits-and-prophets.jsonl
 
 experiment-joint: $(STAMP)  ## What training together with a head does to a target, and to the head (two to three hours of two cores; goes on after an interruption)
