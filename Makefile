@@ -37,6 +37,7 @@ types: $(STAMP)
 imports: $(STAMP)
 	$(BIN)/lint-imports
 
+# Tests start Python hundreds of times, which would compile the package anew each time.
 tests: export PYTHONDONTWRITEBYTECODE :=
 tests: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
