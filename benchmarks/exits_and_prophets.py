@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.exit_report import COLUMNS, DEPTH, HEADS, Line, draw, lines_of
 from benchmarks.head_cells import best_depth, decode_heads, decoded, place, prompts_that_do_not_loop
-from benchmarks.small_targets import SIZES, WORK, Jobs, Work, check_sizes, common, trained_target
+from benchmarks.small_targets import SIZES, WORK, Jobs, Work, check_sizes, common, largest_first, trained_target
 from benchmarks.study import (
     ProcessorTime,
     Progress,
@@ -94,8 +94,8 @@ class ExitsAndProphets(Study):
 
     def measure(self, raw: RawFile, say: Progress) -> None:
         """Train what is not trained, and put what is measured into ``raw``."""
-        trainings = {size: self._training(size) for size in self.sizes}
-        train_all(list(trainings.values())[::-1], self.work, say, jobs=self.jobs)  # begins with what takes longest
+        trainings = {size: self._training(size) for size in largest_first(self.sizes)}
+        train_all(list(trainings.values()), self.work, say, jobs=self.jobs)
         choices = {
             "isa": current_set(),
             "steps": self.steps,

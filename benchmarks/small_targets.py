@@ -40,6 +40,11 @@ def check_sizes(sizes: Sequence[str]) -> None:
         raise ValueError(f"sizes={unknown or 'none'}: give some of {', '.join(SIZES)}")
 
 
+def largest_first(sizes: Sequence[str]) -> list[str]:
+    """In the order in which runs begin, so that the longest does not come last."""
+    return sorted(sizes, key=list(SIZES).index, reverse=True)
+
+
 def shape(size: str, vocab_size: int) -> dict[str, object]:
     """The config.json of a target."""
     layers, width, inner, heads, kv_heads = SIZES[size]
@@ -136,8 +141,8 @@ class SmallTargets(Study):
 
     def measure(self, raw: RawFile, say: Progress) -> None:
         """Train what is not trained, and put its loss into ``raw``."""
-        trainings = {size: training_of(size, self.work, steps=self.steps) for size in self.sizes}
-        train_all(list(trainings.values())[::-1], self.work, say, jobs=self.jobs)  # begins with what takes longest
+        trainings = {size: training_of(size, self.work, steps=self.steps) for size in largest_first(self.sizes)}
+        train_all(list(trainings.values()), self.work, say, jobs=self.jobs)
         run = raw.begin(conditions_of({}, "float32", isa=current_set(), steps=self.steps), date)
         for cell, identity in missing(raw, [Size(size) for size in self.sizes], run_cells(self.kind, run), say):
             found = history(trainings[cell.size], self.work)
