@@ -132,9 +132,9 @@ experiment-exits: small-targets  ## Prophets beside early exits, by exit layer, 
 experiment-joint: $(STAMP)  ## What training together with a head does to a target, and to the head (two to three hours of two cores; goes on after an interruption)
 	$(BIN)/python -m benchmarks joint-training --output $(STUDIES)/joint-training.jsonl
 
-experiment-blocks: $(STAMP)  ## Heads that draft token by token or a block at once, trained on own outputs or on text (goes on after an interruption)
-	$(BIN)/python demo/recipes/zoo.py --only
-	$(BIN)/python -m benchmarks blocks-and-text --processor-time --output $(STUDIES)/blocks-and-text.jsonl
+experiment-blocks: $(STAMP)  ## Heads that draft token by token or a block at once, trained on own outputs or on text (an hour and a half of two cores; goes on after an interruption)
+	$(BIN)/python demo/recipes/zoo.py --only --work build/zoo-short --num-prompts 3072
+	$(BIN)/python -m benchmarks blocks-and-text --own build/zoo-short/own.npy --processor-time --output $(STUDIES)/blocks-and-text.jsonl
 
 experiment-validation: zoo-short  ## Tokens per step in validation beside those in serving, for all heads of the zoo (some minutes after it)
 	$(BIN)/python -m benchmarks validation --runs build/zoo-short --output $(STUDIES)/validation.jsonl

@@ -73,6 +73,8 @@ class Line:
     depth: int
     acceptance: Sequence[Estimate]  # by depth, where the tokens before were accepted
     tokens: Estimate  # per step
+    steps: Sequence[int]  # of every output
+    over_text: Estimate | None = None  # tokens per step of a head that learnt own outputs, over those of the other
     draft: float | None  # time of a draft, in plain steps
     speedup: Estimate
     control: float
@@ -111,6 +113,7 @@ def lines_of(record: Record) -> list[Line]:
                 depth=depth,
                 acceptance=acceptance_by_depth(summaries),
                 tokens=tokens_per_step(summaries),
+                steps=[one.steps for one in summaries],
                 draft=None if per_token is None else per_token * depth,
                 speedup=pooled_ratio(seconds[PLAIN], seconds[name]),
                 control=pooled_ratio(seconds[PLAIN], seconds[CONTROL]).value,
@@ -128,6 +131,11 @@ COLUMNS: list[Column[Line]] = [
     Column("draft", "draft", ".2f", timed=True),
     Column("over plain", "speedup", ".2f", timed=True, estimate=True),
     Column("control", "control", ".3f"),
+]
+OVER_TEXT: list[Column[Line]] = [
+    Column("head", "head", left=True),
+    Column("sampling", "where", left=True),
+    Column("own outputs over text", "over_text", ".3f", estimate=True),
 ]
 
 
@@ -211,7 +219,14 @@ class BlocksAndText(Study):
         return Training(name=f"blocks-{'own' if text == OWN else 'text'}-{self.steps}", config=config)
 
     def _lines(self, run: Record, records: Sequence[Record]) -> list[Line]:
-        return [line for record in self.last(run, records) for line in lines_of(record)]
+        lines = [line for record in self.last(run, records) for line in lines_of(record)]
+        others = {_decoding(line): line.steps for line in lines if line.text == CORPUS}
+        return [
+            replace(line, over_text=pooled_ratio(others[_decoding(line)], line.steps))
+            if line.text == OWN and _decoding(line) in others
+            else line
+            for line in lines
+        ]
 
     def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Line]]:
         """A table for every temperature, and what is accepted by depth."""
@@ -224,6 +239,11 @@ class BlocksAndText(Study):
         return [
             *grouped(lambda where: f"{where}, {conditions['isa']}", COLUMNS, lines, lambda line: line.where),
             *grouped(lambda where: f"{where}: accepted, by depth", by_depth, longest, lambda line: line.where),
+            Section(
+                title=f"tokens per step, {DEPTH} drafted: trained on own outputs over trained on text",
+                columns=OVER_TEXT,
+                lines=[line for line in longest if line.over_text is not None],
+            ),
         ]
 
     def notes(self, run: Record, records: Sequence[Record]) -> list[str]:
@@ -232,6 +252,7 @@ class BlocksAndText(Study):
             f"trained for {run['conditions']['steps']} steps of {ROWS * LENGTH} tokens, both heads in one run",
             "draft: time of drafting k tokens, in plain steps",
             "accepted, by depth: of the drafts whose tokens before were accepted, the share with this one too",
+            "own outputs over text: both write the same, so it is the steps of the one over the other's, by output",
             "[ ]: 95 % interval over prompts, of times over prompts and repeats; void: plain decoding differs from "
             "itself by more than 3 %",
         ]
@@ -258,11 +279,17 @@ class BlocksAndText(Study):
                 costs = [line.draft if line.draft is not None else float("nan") for line in timed]
                 axes[3].plot([line.depth for line in timed], costs, label=label, **style)
             for axis, temperature in zip(axes, (temperatures[0], temperatures[-1]), strict=False):
+                axis.set_xticks(range(1, DEPTH + 1))
                 drawing.finish(axis, x="depth", y="accepted after the token before", title=sampling_of(temperature))
             drawing.finish(axes[2], x="temperature", y=f"tokens per step, {DEPTH} drafted")
             drawing.finish(axes[3], x="drafted tokens", y="time of a draft, in plain steps")
 
         return drawing.draw_panels(panels, size=(9.0, 8.4), title=title, rows=2, columns=2)
+
+
+def _decoding(line: Line) -> tuple[str, int, float]:
+    """What heads of both texts have in common."""
+    return line.head, line.depth, line.temperature
 
 
 def _at(found: Sequence[Estimate], depth: int) -> float | None:

@@ -227,6 +227,20 @@ def test_a_draft_costs_what_its_tokens_cost():
     assert blocks_and_text.lines_of(block_record())[3].draft == pytest.approx(7 * (1.0 / 60) / (8.0 / 40))
 
 
+def test_what_own_outputs_teach_is_compared_by_output(tmp_path):
+    def record(text, *steps):
+        given = block_record(cell={"text": text, "temperature": 0.0}, kind="blocks-and-text", run="one")
+        sides = {name: [asdict(counted(one, 8, 4, 1)) for one in steps] for name in given["summaries"]}
+        return given | {"summaries": sides}
+
+    study = blocks_and_text.BlocksAndText(output=tmp_path / "raw.jsonl")
+    records = [record(blocks_and_text.OWN, 10, 20), record(blocks_and_text.CORPUS, 15, 18)]
+    *_, table = study.sections({"run": "one", "conditions": {"isa": "avx2"}}, records)
+    assert [line.head for line in table.lines] == list(blocks_and_text.HEADS)
+    found = table.lines[0].over_text
+    assert (found.value, found.low, found.high) == (33 / 30, 18 / 20, 15 / 10)
+
+
 def test_a_tree_is_shown_with_its_tokens_and_levels():
     shapes = {"chain of 2": [[0], [0, 0]], "tree of 3": [[0], [1], [0, 0]]}
     sides = {"plain": 4.0, "chain of 2": 2.0, "tree of 3": 2.5, "control": 4.0}
