@@ -2,6 +2,8 @@
 
 import gc
 import logging
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cache
 
@@ -290,6 +292,16 @@ def test_garbage_collected_stream_frees_its_rows():
         naive([8], greedy(max_tokens=5), 0)
     ]
     assert not running._open and not running.scheduler._done
+
+
+def test_a_program_may_end_in_the_middle_of_a_stream():
+    program = f"""
+from paceline.api import Engine, load
+stream = Engine(load({str(pair().target)!r}), max_length=64).submit([[5, 9]])
+print(next(stream).token)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip().isdecimal() and not done.stderr
 
 
 def test_streams_of_one_engine_advance_together():

@@ -1,7 +1,8 @@
 """A submission as a stream of pieces, and its results at the end."""
 
+import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol, final
 
 from paceline.api.completion import Completion
@@ -50,7 +51,9 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if ending():  # what the engine would call may be gone already; a default is there still
+            return
         self.close()
         for ticket in self._tickets:
             self._engine.forget(ticket)
