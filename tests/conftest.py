@@ -8,8 +8,9 @@ from collections import Counter
 
 import pytest
 
-# Or each worker of the suite has as many as there are cores, of each: of numpy, scipy and the tokenizers.
-os.environ["OPENBLAS_NUM_THREADS"] = os.environ["RAYON_NUM_THREADS"] = "1"
+# Or each worker of the suite, and each process that it starts, has as many as there are cores: of torch, of numpy and
+# scipy, of the tokenizers.
+os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
 
 import torch
 

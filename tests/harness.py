@@ -52,12 +52,17 @@ def views_of(drafter):
 
 
 @cache
+def instances():
+    """A tiny instance of each registered drafter, made once to be read: what drafts makes its own."""
+    _, target = tiny.target()
+    return {name: tiny_drafter(name, target) for name in DRAFTERS.builtin}
+
+
+@cache
 def pairs():
     """Every (drafter, verifier) of the registries that have a draw in common."""
-    _, target = tiny.target()
     found = []
-    for drafter in DRAFTERS.builtin:
-        instance = tiny_drafter(drafter, target)
+    for drafter, instance in instances().items():
         for verifier in VERIFIERS.builtin:
             try:
                 agree(instance, VERIFIERS.find(verifier)())
@@ -73,11 +78,10 @@ def cases(some=None):
 
     Under coupled all run soon; the pairs that are left are slow.
     """
-    _, target = tiny.target()
     some = pairs() if some is None else some
     groups = {}
     for drafter in dict.fromkeys(drafter for drafter, _ in some):
-        groups.setdefault(tiny_drafter(drafter, target).draws == {Draw.FIXED}, []).append(drafter)
+        groups.setdefault(instances()[drafter].draws == {Draw.FIXED}, []).append(drafter)
     found = []
     for drafter, verifier in some:
         group = next(group for group in groups.values() if drafter in group)
@@ -90,9 +94,8 @@ def cases(some=None):
 @cache
 def families():
     """The class by which each drafter is most of what it is: its own, or the base that it shares with some others."""
-    _, target = tiny.target()
-    made = {name: tiny_drafter(name, target) for name in DRAFTERS.builtin}
-    own = {name: type(one.drafter if isinstance(one, HostDrafting) else one) for name, one in made.items()}
+    made = instances().items()
+    own = {name: type(one.drafter if isinstance(one, HostDrafting) else one) for name, one in made}
     bases = {name: kind.__mro__[1] for name, kind in own.items()}
     general = (Drafter, GrowingDrafter, HostDrafter, StatelessDrafter)
     return {name: own[name] if bases[name] in general else bases[name] for name in own}

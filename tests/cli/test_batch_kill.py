@@ -1,6 +1,5 @@
 """Real processes ended by real signals, again and again; the file that comes of it is that of one run."""
 
-import os
 import random
 import signal
 import subprocess
@@ -36,7 +35,6 @@ def test_a_killed_run_is_completed_to_what_one_run_gives(ending, times, tmp_path
     for turn in range(times):
         process = subprocess.Popen(
             [sys.executable, "-m", "paceline.cli", *command(source, output)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
         )
         more, limit = size(output) + rng.randrange(1, 9000), time.monotonic() + 120

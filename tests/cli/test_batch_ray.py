@@ -3,7 +3,6 @@
 Needs Ray: ``pip install -e '.[ray]'``.
 """
 
-import os
 import subprocess
 import sys
 import time
@@ -37,7 +36,6 @@ def test_who_is_killed_costs_no_line_and_repeats_none(who, tmp_path):
     assert answer_file(source, whole) == 1
     driver = subprocess.Popen(
         [sys.executable, "-m", "paceline.cli", *command(source, output, *RAY)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
     )
     limit = time.monotonic() + 400

@@ -1,7 +1,6 @@
 """``paceline data``: counts, the target's own texts, its hidden states; each goes on after an interruption."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -159,7 +158,6 @@ def test_a_killed_regeneration_is_completed_to_that_of_one_run(tmp_path, corpus)
     words = ["data", "regenerate", "--cache", tmp_path / "cache", "--model", pair().target, "--batch-size", 2, *options]
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline.cli", *map(str, words), "--output", str(output)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
     )
     limit = time.monotonic() + 60

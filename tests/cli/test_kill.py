@@ -1,6 +1,5 @@
 """Real processes ended by real signals; the file that comes of it is that of one run."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -25,7 +24,6 @@ def test_file_of_a_killed_run_is_completed_to_that_of_one_run(ending, tmp_path):
     whole, output = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline.cli", *command(prompts, output, *OPTIONS, max_tokens=NUM_TOKENS)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
     )
     limit = time.monotonic() + 60

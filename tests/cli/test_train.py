@@ -1,6 +1,5 @@
 """The command: a whole run from a file, what it says of mistakes, and that a killed one goes on."""
 
-import os
 import re
 import shlex
 import signal
@@ -231,8 +230,7 @@ def test_run_with_changed_data_is_not_resumed(folder, tmp_path, capsys):
 
 def start(path):
     command = [sys.executable, "-m", "paceline", "train", str(path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def without_speed(output):
@@ -283,8 +281,7 @@ def test_torchrun_shares_a_run(name, folder, tmp_path):
     assert train(scratch(folder, one, **fields)) == 0
     path = scratch(folder, two, **fields, distributed=name, device="cpu")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*launcher, "-m", "paceline", "train", str(path)], env=environment, capture_output=True)
+    done = subprocess.run([*launcher, "-m", "paceline", "train", str(path)], capture_output=True)
     losses = [[line["loss"] for line in log(output) if "loss" in line] for output in (one, two)]
     assert losses[1] == pytest.approx(losses[0], abs=1e-5), done.stderr[-2000:]
     models = [load(output / "target") for output in (one, two)]

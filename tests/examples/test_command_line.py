@@ -39,7 +39,7 @@ def apart(site, *arguments):
     path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, "-m", "paceline.cli", *arguments],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=120,
