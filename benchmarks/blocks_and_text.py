@@ -74,7 +74,6 @@ class Line:
     acceptance: Sequence[Estimate]  # by depth, where the tokens before were accepted
     tokens: Estimate  # per step
     steps: Sequence[int]  # of every output
-    over_text: Estimate | None = None  # tokens per step of a head that learnt own outputs, over those of the other
     draft: float | None  # time of a draft, in plain steps
     speedup: Estimate
     control: float
@@ -132,10 +131,10 @@ COLUMNS: list[Column[Line]] = [
     Column("over plain", "speedup", ".2f", timed=True, estimate=True),
     Column("control", "control", ".3f"),
 ]
-OVER_TEXT: list[Column[Line]] = [
-    Column("head", "head", left=True),
-    Column("sampling", "where", left=True),
-    Column("own outputs over text", "over_text", ".3f", estimate=True),
+OVER_TEXT: list[Column[tuple[Line, Line]]] = [  # of lines that were trained on own outputs, and on text
+    Column("head", lambda pair: pair[0].head, left=True),
+    Column("sampling", lambda pair: pair[0].where, left=True),
+    Column("own outputs over text", lambda pair: pooled_ratio(pair[1].steps, pair[0].steps), ".3f", estimate=True),
 ]
 
 
@@ -219,30 +218,27 @@ class BlocksAndText(Study):
         return Training(name=f"blocks-{'own' if text == OWN else 'text'}-{self.steps}", config=config)
 
     def _lines(self, run: Record, records: Sequence[Record]) -> list[Line]:
-        lines = [line for record in self.last(run, records) for line in lines_of(record)]
-        others = {_decoding(line): line.steps for line in lines if line.text == CORPUS}
-        return [
-            replace(line, over_text=pooled_ratio(others[_decoding(line)], line.steps))
-            if line.text == OWN and _decoding(line) in others
-            else line
-            for line in lines
-        ]
+        return [line for record in self.last(run, records) for line in lines_of(record)]
 
-    def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Line]]:
-        """A table for every temperature, and what is accepted by depth."""
+    def sections(self, run: Record, records: Sequence[Record]) -> list[Section[Any]]:
+        """A table for every temperature, what is accepted by depth, and what own outputs are worth."""
         lines, conditions = self._lines(run, records), run["conditions"]
         by_depth: list[Column[Line]] = [
             *COLUMNS[:2],
             *(Column(str(depth + 1), lambda line, at=depth: _at(line.acceptance, at), ".2f") for depth in range(DEPTH)),
         ]
         longest = [replace(line, void=False) for line in lines if line.depth == DEPTH]  # counts are no times
+        own, text = ([line for line in longest if line.text == name] for name in (OWN, CORPUS))
+        pairs = [
+            (one, other) for one, other in product(own, text) if (one.head, one.where) == (other.head, other.where)
+        ]
         return [
             *grouped(lambda where: f"{where}, {conditions['isa']}", COLUMNS, lines, lambda line: line.where),
             *grouped(lambda where: f"{where}: accepted, by depth", by_depth, longest, lambda line: line.where),
             Section(
                 title=f"tokens per step, {DEPTH} drafted: trained on own outputs over trained on text",
                 columns=OVER_TEXT,
-                lines=[line for line in longest if line.over_text is not None],
+                lines=pairs,
             ),
         ]
 
@@ -285,11 +281,6 @@ class BlocksAndText(Study):
             drawing.finish(axes[3], x="drafted tokens", y="time of a draft, in plain steps")
 
         return drawing.draw_panels(panels, size=(9.0, 8.4), title=title, rows=2, columns=2)
-
-
-def _decoding(line: Line) -> tuple[str, int, float]:
-    """What heads of both texts have in common."""
-    return line.head, line.depth, line.temperature
 
 
 def _at(found: Sequence[Estimate], depth: int) -> float | None:
