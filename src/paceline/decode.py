@@ -7,7 +7,7 @@ import torch
 
 from paceline.agreement import agree
 from paceline.constraints.host import HostConstraints
-from paceline.core.admission import Admission, Prefix
+from paceline.core.admission import Admission, Prefix, Prefixes
 from paceline.core.batch import Batch
 from paceline.core.cache import View
 from paceline.core.context import Context, check_context
@@ -182,9 +182,7 @@ class Decoder:
                     f"{self.target.lm.vocab_size}; encode the prompt with the target's own tokenizer"
                 )
 
-    def admit(
-        self, requests: Sequence[Request], rows: Sequence[int], prefixes: Sequence[Prefix | None] | None = None
-    ) -> None:
+    def admit(self, requests: Sequence[Request], rows: Sequence[int], prefixes: Prefixes = ()) -> None:
         """Put ``requests`` into free ``rows`` and read their prompts whole, but for the last token, the root.
 
         Raises ValueError, before any row is touched, for rows that do not fit the requests, what ``check`` refuses and
@@ -203,19 +201,19 @@ class Decoder:
 
     @torch.inference_mode()
     def begin(
-        self, requests: Sequence[Request], rows: Sequence[int], prefixes: Sequence[Prefix | None] | None = None
+        self, requests: Sequence[Request], rows: Sequence[int], prefixes: Prefixes = (), *, waiting: int = 0
     ) -> Reading:
         """Put ``requests`` into ``rows``, which take no part in steps until their prompts are read and they are active.
 
         What a request's entry of ``prefixes`` names is copied from the caches instead of being read; its row may be
         running, ended, or the request's own. Raises what a constraint of a request raises when it begins, before any
-        row is touched.
+        row is touched. ``waiting`` others will soon begin beside them.
         """
         pairs = zip(prefixes or [None] * len(rows), rows, strict=True)
         given = [prefix or Prefix(row=row, length=0) for prefix, row in pairs]
         self.constraints.admit(rows, requests)
         reread = max((prefix.length for prefix in given if prefix.row in self.plain_rows), default=0)
-        plain = bool(self.drafter.taps) and not self.plan.drafts_for(rows, requests, reread=reread)
+        plain = bool(self.drafter.taps) and not self.plan.drafts_for(rows, requests, reread=reread, waiting=waiting)
         if self.guidance is not None:
             self.guidance.assign(rows, [request.guidance for request in requests])
         self.batch.admit(rows, requests, active=False)

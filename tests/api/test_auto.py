@@ -168,9 +168,10 @@ def test_tokens_with_copies_are_those_of_plain_decoding(drafters, reader, monkey
 def test_copies_are_accepted_and_say_who_made_them():
     model, lm = tiny.looping_target()
     made = Engine(bare(lm), drafter=["copy", "suffix", ModelDrafter(lm=tiny.draft())], batch_size=1, max_length=120)
-    (result,) = made.generate([[2]], SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True))
-    assert list(result.token_ids) == naive([2], SamplingParams(max_tokens=100, temperature=0.0), 0, model)
-    assert "suffix" in result.origin and result.stats.mean_acceptance_length > 3
+    first, second = made.generate([[2], [2]], SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True))
+    reference = naive([2], SamplingParams(max_tokens=100, temperature=0.0), 0, model)
+    assert list(first.token_ids) == list(second.token_ids) == reference
+    assert "suffix" in first.origin and second.stats.mean_acceptance_length > 3
 
 
 def test_auto_takes_the_heads_in_the_targets_directory(tmp_path):

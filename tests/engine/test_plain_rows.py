@@ -27,14 +27,15 @@ class Marked(Plan):
 
     def __init__(self, rows):
         self.drafts = [False] * rows
-        self.rereads = []
+        self.rereads, self.waiting = [], []
 
     @property
     def max_draft_tokens(self):
         return K
 
-    def drafts_for(self, rows, requests, *, reread):
+    def drafts_for(self, rows, requests, *, reread, waiting):
         self.rereads.append(reread)
+        self.waiting.append((len(rows), waiting))
         drafts = any(one.num_draft_tokens != 0 for one in requests)
         for row in rows:
             self.drafts[row] = drafts
@@ -152,6 +153,14 @@ def test_no_hidden_states_are_read_while_all_rows_are_plain(drafter):
     made.admit([plain(LONG, max_tokens=12)], [1])
     finish(made, rows=[1], prompts=[LONG])
     assert target.asked == {()}
+
+
+def test_a_plan_knows_how_many_requests_will_join():
+    """Those that copy the prefix of others begin after them; those that find no free row are not counted."""
+    made = Scheduler(Runner(decoder(HEADS[0], rows=4)))
+    requests = [request(prompt, max_tokens=3) for prompt in (LONG, [*LONG, 4], [8] * 6, [*LONG, 5], [1, 2])]
+    assert serve(made, requests)[1] == [expected(one) for one in requests]
+    assert made.decoder.plan.waiting == [(2, 2), (1, 1), (1, 0), (1, 0)]
 
 
 @pytest.mark.one_in(3)

@@ -68,6 +68,18 @@ def test_waits_double_and_grow_with_what_is_read_again():
     assert readiness.keeps(0.0, reread=0), "and waits are short again after it"
 
 
+def test_the_first_rows_of_a_batch_are_judged_with_those_that_wait():
+    """So many rows learn that drafting does not pay, and that it might for fewer, which teach nothing in passing."""
+    known = Knowledge()
+    assert not any(serve(0.4, rows=8, requests=6, draft=0.05, ready=0.1, knowledge=known).kept[2:])
+
+    def ready(number, waiting):
+        plan, requests = Controller(rows=8, knowledge=known), [request([1], max_tokens=48)] * number
+        return plan.drafts_for(range(number), requests, reread=0, waiting=waiting)
+
+    assert ready(3, 0) and not ready(3, 5) and not ready(8, 0)
+
+
 def test_a_request_that_allows_no_draft_is_plain():
     plan = Controller(rows=1)
     assert not plan.drafts_for([0], [request([1], num_draft_tokens=0)], reread=0)

@@ -5,7 +5,7 @@ Decided on the host, outside the step.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ class Prefix:
 
     row: int
     length: int
+
+
+Prefixes: TypeAlias = Sequence[Prefix | None]  # of each request, None: it copies nothing
 
 
 @final

@@ -29,12 +29,12 @@ class Plan(ABC):
     def __call__(self) -> StepPlan:
         """The next step's shape."""
 
-    def drafts_for(self, rows: Sequence[int], requests: Sequence[Request], *, reread: int) -> bool:
+    def drafts_for(self, rows: Sequence[int], requests: Sequence[Request], *, reread: int, waiting: int = 0) -> bool:
         """Whether ``requests`` that are about to begin in ``rows`` may have drafts that are made of the target's hidden
         states; else they never have one, and their drafter reads nothing of them.
 
         Asked where the drafter reads such states. If they may, the target reads again ``reread`` tokens of a prompt
-        that it has in its cache, and of which the drafter has read nothing.
+        that it has in its cache, and of which the drafter has read nothing. ``waiting`` requests will join them.
         """
         return True
 

@@ -5,6 +5,7 @@ rejected.
 """
 
 from collections.abc import Iterable, Mapping
+from math import sqrt
 from typing import Any, final
 
 from paceline.engine.confidence import Confidence
@@ -106,6 +107,15 @@ class Pool:
             found.append(found[-1] + alive)
         return found
 
+    def hoped(self) -> list[float]:
+        """As ``expected``, with rates as high as what was seen so far leaves possible."""
+        counts, own = self.counts, self.WEIGHT * self.counts.weight
+        found, alive = [1.0], _highest(self.offers, (own + counts.asked) / counts.weight)
+        for rate, tried in zip(self.rates, counts.tried, strict=True):
+            alive *= _highest(rate, (own + tried) / counts.weight)
+            found.append(found[-1] + alive)
+        return found
+
     def note_reached(self, planned: int, drafted: int) -> None:
         """A draft ended after ``drafted`` of ``planned`` tokens."""
         for index in range(planned):
@@ -122,6 +132,11 @@ class Pool:
             guess = (own * guess + accepted) / (own + tried)
             self.rates.append(guess)
         self.offers = (own + counts.offered) / (own + counts.asked)
+
+
+def _highest(rate: float, tried: float) -> float:
+    """Of a share that was ``rate`` in so many steps: two standard deviations more."""
+    return min(1.0, rate + 2 * sqrt(rate * (1 - rate) / tried))
 
 
 def survival(counts: Counts, pool: Pool, *, weight: float) -> list[float]:

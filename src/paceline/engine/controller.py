@@ -94,7 +94,7 @@ class Controller(Plan):
     def max_draft_tokens(self) -> int:
         return self._max
 
-    def drafts_for(self, rows: Sequence[int], requests: Sequence[Request], *, reread: int) -> bool:
+    def drafts_for(self, rows: Sequence[int], requests: Sequence[Request], *, reread: int, waiting: int = 0) -> bool:
         """Whether drafting promises to pay for them, or they are to teach whether it does (engine/readiness)."""
         self._learn()
         self.knowledge.refresh()
@@ -102,7 +102,7 @@ class Controller(Plan):
         new = {row: self._new_row(row, request) for row, request in zip(rows, requests, strict=True)}
         drafts = any(state.most for state in new.values())
         if drafts and self._timed:
-            drafts = self._goodput.keeps_ready(new, self.rows, reread=reread)
+            drafts = self._goodput.keeps_ready(new, self.rows, reread=reread, waiting=waiting)
         self._plain.update(() if drafts else rows)
         return drafts
 
@@ -121,12 +121,12 @@ class Controller(Plan):
             state.missed, self._pool = len(request.tokens) - 1 if self._postpones else 0, state.pool
         if self._postpones:
             begins = self._goodput.best(self.rows).depths.keys() & set(rows)
-            self._drafts_at_once = bool(begins or self.knowledge.exploration.lesson(self.knowledge.kind(self.rows)))
+            self._drafts_at_once = bool(begins or self._goodput.lesson(self.rows))
         for row in rows if self._drafts_at_once else ():
             self.rows[row].missed = 0
         running, added, cost_of = len(self.rows), len({*rows} - self._plain), self.knowledge.costs.of
         probing = cost_of(running, running + added * self.num_nodes[1], 1, added) - cost_of(running, running)
-        self._probes.grant(probing if added else 0.0)
+        self._probes.grant(probing if added and self._goodput.hopes(self.rows) else 0.0)
         self._stale, self._evaluate_at, self._changed_at = True, self._steps, self._steps
 
     @property
@@ -287,9 +287,9 @@ class Controller(Plan):
         """The depths of all rows, and which of them are not those that seem best."""
         rows, choice, exploration = self.rows, self._choice, self.knowledge.exploration
         everything = tuple(rows)
-        teaches = self._timed and not self._plain.issuperset(rows)
-        lesson = exploration.take_lesson(self.knowledge.kind(rows)) if teaches else 0
+        lesson = self._goodput.lesson(rows) if self._timed and not self._plain.issuperset(rows) else 0
         if lesson:
+            exploration.take_lesson(self.knowledge.kind(rows))
             return {row: min(lesson, state.most) for row, state in rows.items()}, everything
         assert choice is not None  # rows are weighed when they are admitted
         if self._timed and plain_is_due(self._drafted_steps, times_measured=self._known(rows), speedup=choice.speedup):

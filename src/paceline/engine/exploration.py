@@ -7,7 +7,7 @@ from typing import final
 FIRST_PLAIN = 3  # drafted steps until a plain one, where nothing is known of plain decoding; twice as many then
 # Drafted steps until plain ones, which keep the cost of plain decoding known; the fewer, the less drafting gains.
 SOONEST_PLAIN, PLAIN_PERIOD = 24, 128
-LESSONS = (2, 1, 4, 1, 2, 4, 1, 2)  # depths of the first drafts of every kind of batch, whatever they are worth
+LESSONS = (2, 1, 4, 1, 2, 4, 1, 2)  # depths of the first drafts of every kind of batch
 DEPTH_PERIOD = 48  # drafted steps between two of another depth, which keep the costs of other depths known
 WHOLE_PERIOD = 128  # the same, between two whose chains do not end early, which keep all levels known
 
@@ -28,24 +28,27 @@ class Exploration:
         self._num_drafted = self._explored_at = 0
         self._lessons: Counter[Hashable] = Counter()  # drafts that were taken, by kind of batch
         self._taught = False
+        self.num_lessons = 0  # that were given, of all kinds
 
     def count(self) -> None:
         """A drafted step."""
         self._num_drafted += 1
 
-    def skip_lessons(self) -> None:
-        """What they teach is known."""
-        self._taught = True
+    def skip_lessons(self, kind: Hashable = None) -> None:
+        """What they teach is known, of batches of this kind (None: of all)."""
+        if kind is None:
+            self._taught, self.num_lessons = True, len(LESSONS)
+        else:
+            self._lessons[kind] = len(LESSONS)
 
     def lesson(self, kind: Hashable) -> int:
         """The depth of the next of the first drafts of batches of this kind; 0 after the last one."""
         return LESSONS[self._lessons[kind]] if self._lessons[kind] < len(LESSONS) and not self._taught else 0
 
-    def take_lesson(self, kind: Hashable) -> int:
-        """As ``lesson``; the next call gives the next one."""
-        depth = self.lesson(kind)
+    def take_lesson(self, kind: Hashable) -> None:
+        """The lesson is given, and the next one will be the one after it."""
         self._lessons[kind] += 1
-        return depth
+        self.num_lessons += 1
 
     def turn(self, *, ends_early: bool) -> int | None:
         """The number of the turn to draft otherwise than seems best; None where it is not time for one."""

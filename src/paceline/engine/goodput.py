@@ -1,6 +1,7 @@
 """The depths of the highest goodput (2406.14066): expected new tokens of all rows over the expected cost of a step."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import NamedTuple, final
 
 from paceline.engine.calibration import Calibration
@@ -14,6 +15,7 @@ SWITCH, SWITCH_SEVERAL = WORTH, 1.05  # drafting begins where it is so many time
 WORTHLESS = 0.03  # no token pays that is less likely to be accepted
 MOST_LEAST = 0.4  # a token that is as likely as this to be accepted is drafted whatever it costs
 NEARLY = 0.85  # of the best goodput: what a depth must promise to be tried for its cost
+FIRST_LESSONS = 4  # that are given whatever they promise: the first drafts meet cold caches
 
 
 class Choice(NamedTuple):
@@ -119,15 +121,45 @@ class Goodput:
         reading = costs.catch_up * missed / (HORIZON * costs.of(running, running)) if missed else 0.0
         return max(1.0, choice.speedup - reading) if choice.depths else 1.0
 
-    def keeps_ready(self, new: Mapping[int, RowState], rows: Mapping[int, RowState], *, reread: int) -> bool:
-        """Whether ``new`` rows beside ``rows`` are to be kept ready for drafts: see engine/readiness."""
-        together, known = {**rows, **new}, self.knowledge
-        kind = known.kind(together)
-        if known.exploration.lesson(kind):
+    def keeps_ready(
+        self, new: Mapping[int, RowState], rows: Mapping[int, RowState], *, reread: int, waiting: int
+    ) -> bool:
+        """Whether ``new`` rows beside ``rows``, and so many more like them that wait to begin, are to be kept ready for
+        drafts: see engine/readiness.
+        """
+        together = {**rows, **new, **dict(zip(range(-waiting, 0), cycle(new.values()), strict=False))}
+        if self.lesson(together):
             return True
-        choice = self.best(together)
-        speedup = choice.speedup if choice.depths.keys() & new.keys() else 0.0
-        return known.readiness[kind].keeps(speedup, reread=reread)
+        choice, readiness = self.best(together), self.knowledge.readiness[self.knowledge.kind(together)]
+        return readiness.keeps(choice.speedup if choice.depths.keys() & new.keys() else 0.0, reread=reread)
+
+    def lesson(self, rows: Mapping[int, RowState]) -> int:
+        """The depth of the next of the first drafts of such ``rows``, which are given whatever is expected of them; 0
+        after the last one, and where they have shown that drafting cannot pay.
+        """
+        exploration, kind = self.knowledge.exploration, self.knowledge.kind(rows)
+        depth = exploration.lesson(kind)
+        if depth and not self.hopes(rows):
+            exploration.skip_lessons(kind)
+            return 0
+        return depth
+
+    def hopes(self, rows: Mapping[int, RowState]) -> bool:
+        """Whether drafting may still turn out to pay for ``rows``: if the acceptance is as high, and a draft as cheap,
+        as what was seen so far leaves possible.
+        """
+        num_lessons = self.knowledge.exploration.num_lessons
+        if num_lessons < FIRST_LESSONS:
+            return True
+        _, samples = self.knowledge.kind(rows)
+        pool = self.knowledge.sampled if samples else self.knowledge.greedy
+        running, cost_of, sure = len(rows), self.knowledge.costs.of, num_lessons / (1 + num_lessons)
+        plain = cost_of(running, running)
+        for depth, tokens in enumerate(pool.hoped()[1:], start=1):
+            cost = cost_of(running, running * (1 + self.num_nodes[depth]), depth, running * depth)
+            if tokens * plain > plain + sure * (cost - plain):
+                return True
+        return False
 
     def other(self, depths: Mapping[int, int], rows: Mapping[int, RowState], turn: int, least: float) -> dict[int, int]:
         """Depths to try instead: all drafts whole if they end early, else one longer, shorter, or two longer, if the

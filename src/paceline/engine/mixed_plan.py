@@ -53,10 +53,10 @@ class MixedPlan(Plan):
         """What steps with the other drafters cost and promise."""
         return self.others.costs()
 
-    def drafts_for(self, rows: Sequence[int], requests: Sequence[Request], *, reread: int) -> bool:
+    def drafts_for(self, rows: Sequence[int], requests: Sequence[Request], *, reread: int, waiting: int = 0) -> bool:
         """Whether the other drafter, if it is one, may draft for them; copies always may."""
-        others = self.others
-        return not isinstance(others, Controller) or others.drafts_for(rows, self._by_others(requests), reread=reread)
+        others, requests = self.others, self._by_others(requests)
+        return not isinstance(others, Controller) or others.drafts_for(rows, requests, reread=reread, waiting=waiting)
 
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
         """New requests."""

@@ -9,7 +9,7 @@ from typing import final
 
 import torch
 
-from paceline.core.admission import Prefix
+from paceline.core.admission import Prefixes
 from paceline.core.host import integers
 from paceline.core.ops import Ops, TensorOps
 from paceline.core.plan import Fixed
@@ -55,12 +55,12 @@ class Runner:
         """Steps that may be queued beyond the one whose result is read; a host drafter waits for every result."""
         return 0 if self.decoder.drafter.on_host else self._reader.num_ahead
 
-    def begin(self, requests: Sequence[Request], rows: Sequence[int], prefixes: Sequence[Prefix | None]) -> Reading:
+    def begin(self, requests: Sequence[Request], rows: Sequence[int], prefixes: Prefixes, *, waiting: int) -> Reading:
         """See Decoder.begin; whatever goes wrong, none of the rows runs and none serves as a prefix."""
         for row in rows:
             self.sequences.pop(row, None)
         try:
-            return self.decoder.begin(requests, rows, prefixes)
+            return self.decoder.begin(requests, rows, prefixes, waiting=waiting)
         except BaseException:
             self.release(rows)
             raise

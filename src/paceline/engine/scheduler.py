@@ -225,7 +225,10 @@ class Scheduler:
         rows = [placement.row for placement in placements]
         start = time.perf_counter()
         reading = self.runner.begin(
-            [state.request for state in states], rows, [placement.prefix for placement in placements]
+            [state.request for state in states],
+            rows,
+            [placement.prefix for placement in placements],
+            waiting=min(len(self._waiting), len(self._free)) - len(states),
         )
         # Wherever an interruption comes, every request is somewhere.
         self._admission = admission = _Admission(states=states, reading=reading, start=start)
