@@ -5,16 +5,16 @@ import pytest
 from paceline.api import Engine, SamplingParams
 from paceline.api.draft_choice import draft_choices
 from paceline.core.plan import Fixed
+from paceline.drafters.model import ModelDrafter
 from tests import tiny
 from tests.api.engines import LONG, bare, engine, naive
-from tests.harness import tiny_drafter
 
 MODEL = "model"
 
 
 def several(*, rows=3):
-    """Copies of two kinds, a draft model, and prompt lookup."""
-    drafters = ["copy", "suffix", tiny_drafter(MODEL, tiny.target()[1]), "ngram"]
+    """Copies of two kinds, a draft model whose drafts are all accepted, and prompt lookup."""
+    drafters = ["copy", "suffix", ModelDrafter(lm=tiny.target()[1]), "ngram"]
     return Engine(bare(), drafter=drafters, batch_size=rows, max_length=128)
 
 

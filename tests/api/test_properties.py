@@ -133,12 +133,12 @@ def note_forks(decoder, seen):
     """Count in ``seen`` where the admissions of ``decoder`` take a shared prefix from."""
     begin = decoder.begin
 
-    def noting(requests, rows, prefixes):
+    def noting(requests, rows, prefixes, **options):
         active = decoder.batch.active.tolist()
         for row, prefix in zip(rows, prefixes, strict=True):
             where = None if prefix is None else "own" if prefix.row == row else active[prefix.row]
             seen[{None: "alone", "own": "own row", True: "running row", False: "idle row"}[where]] += 1
-        return begin(requests, rows, prefixes)
+        return begin(requests, rows, prefixes, **options)
 
     decoder.begin = noting
 

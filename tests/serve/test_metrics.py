@@ -161,7 +161,7 @@ def test_a_request_chooses_among_the_drafters_of_the_server(monkeypatch):
     monkeypatch.setattr(HostTimer, "seconds", lambda timer: phases)
 
     async def check():
-        drafters = ["suffix", str(pair().draft)]
+        drafters = ["suffix", str(pair().target)]  # of which every draft is accepted
         async with serving(drafter=drafters, num_draft_tokens="auto", steps=True) as client:
             body = {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True, "temperature": 0, "stream": True}
             texts, drafted = set(), {}

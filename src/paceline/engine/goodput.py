@@ -138,7 +138,7 @@ class Goodput:
         after the last one, and where they have shown that drafting cannot pay.
         """
         exploration, kind = self.knowledge.exploration, self.knowledge.kind(rows)
-        depth = exploration.lesson(kind)
+        depth = exploration.lesson(kind) if any(state.most for state in rows.values()) else 0
         if depth and not self.hopes(rows):
             exploration.skip_lessons(kind)
             return 0
