@@ -195,7 +195,7 @@ def test_nothing_that_was_finished_is_generated_again(prompts, tmp_path, monkeyp
     monkeypatch.setattr(
         Runner,
         "begin",
-        lambda self, requests, *rest, real=Runner.begin: admitted.extend(requests) or real(self, requests, *rest),
+        lambda *given, real=Runner.begin, **options: admitted.extend(given[1]) or real(*given, **options),
     )
     assert generate_file(prompts, output, *options) == 0
     left = [line["index"] for line in waiting if line["index"] >= done]

@@ -190,7 +190,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path, monkeypatch, errors):
     monkeypatch.setattr(
         Runner,
         "begin",
-        lambda self, requests, *rest, real=Runner.begin: begun.extend(requests) or real(self, requests, *rest),
+        lambda *given, real=Runner.begin, **options: begun.extend(given[1]) or real(*given, **options),
     )
     for steps in (4, 3, 3):
         with monkeypatch.context() as patch:

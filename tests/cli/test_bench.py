@@ -106,7 +106,7 @@ def test_a_head_may_have_a_plus_in_its_name(raw, tmp_path):
 
 def test_drafters_are_written_as_everywhere(raw, tmp_path):
     folder = tmp_path / "a+b"
-    folder.symlink_to(pair().draft, target_is_directory=True)
+    folder.symlink_to(pair().target, target_is_directory=True)  # every draft of it is accepted
     single = [
         "layer_skip:on_the_fly=true,ratio=0.3",
         f"model:{folder} < ngram",
