@@ -55,7 +55,9 @@ class Runner:
         """Steps that may be queued beyond the one whose result is read; a host drafter waits for every result."""
         return 0 if self.decoder.drafter.on_host else self._reader.num_ahead
 
-    def begin(self, requests: Sequence[Request], rows: Sequence[int], prefixes: Prefixes, *, waiting: int) -> Reading:
+    def begin(
+        self, requests: Sequence[Request], rows: Sequence[int], prefixes: Prefixes, *, waiting: int = 0
+    ) -> Reading:
         """See Decoder.begin; whatever goes wrong, none of the rows runs and none serves as a prefix."""
         for row in rows:
             self.sequences.pop(row, None)
