@@ -99,22 +99,19 @@ class Pool:
         self._drafts = [1.0 / self.FOLLOW_FIRST] * max_depth  # that this is known of, and what the guess weighs
         self.refresh()
 
-    def expected(self) -> list[float]:
-        """Tokens that a step of a row gives by the depth of its draft, from 0."""
-        found, alive = [1.0], self.offers
-        for rate in self.rates:
-            alive *= rate
+    def expected(self, *, deviations: float = 0.0) -> list[float]:
+        """Tokens that a step of a row gives by the depth of its draft, from 0; with all rates so many standard
+        deviations above what was seen.
+        """
+        found, alive = [1.0], self._above(self.offers, self.counts.asked, deviations)
+        for rate, tried in zip(self.rates, self.counts.tried, strict=True):
+            alive *= self._above(rate, tried, deviations)
             found.append(found[-1] + alive)
         return found
 
-    def hoped(self) -> list[float]:
-        """As ``expected``, with rates as high as what was seen so far leaves possible."""
-        counts, own = self.counts, self.WEIGHT * self.counts.weight
-        found, alive = [1.0], _highest(self.offers, (own + counts.asked) / counts.weight)
-        for rate, tried in zip(self.rates, counts.tried, strict=True):
-            alive *= _highest(rate, (own + tried) / counts.weight)
-            found.append(found[-1] + alive)
-        return found
+    def _above(self, rate: float, tried: float, deviations: float) -> float:
+        """So many standard deviations more than ``rate``, which is of ``tried`` steps and of the guess."""
+        return min(1.0, rate + deviations * sqrt(rate * (1 - rate) / (self.WEIGHT + tried / self.counts.weight)))
 
     def note_reached(self, planned: int, drafted: int) -> None:
         """A draft ended after ``drafted`` of ``planned`` tokens."""
@@ -132,11 +129,6 @@ class Pool:
             guess = (own * guess + accepted) / (own + tried)
             self.rates.append(guess)
         self.offers = (own + counts.offered) / (own + counts.asked)
-
-
-def _highest(rate: float, tried: float) -> float:
-    """Of a share that was ``rate`` in so many steps: two standard deviations more."""
-    return min(1.0, rate + 2 * sqrt(rate * (1 - rate) / tried))
 
 
 def survival(counts: Counts, pool: Pool, *, weight: float) -> list[float]:

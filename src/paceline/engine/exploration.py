@@ -34,12 +34,9 @@ class Exploration:
         """A drafted step."""
         self._num_drafted += 1
 
-    def skip_lessons(self, kind: Hashable = None) -> None:
-        """What they teach is known, of batches of this kind (None: of all)."""
-        if kind is None:
-            self._taught, self.num_lessons = True, len(LESSONS)
-        else:
-            self._lessons[kind] = len(LESSONS)
+    def skip_lessons(self) -> None:
+        """What they teach is known."""
+        self._taught, self.num_lessons = True, len(LESSONS)
 
     def lesson(self, kind: Hashable) -> int:
         """The depth of the next of the first drafts of batches of this kind; 0 after the last one."""

@@ -16,6 +16,7 @@ WORTHLESS = 0.03  # no token pays that is less likely to be accepted
 MOST_LEAST = 0.4  # a token that is as likely as this to be accepted is drafted whatever it costs
 NEARLY = 0.85  # of the best goodput: what a depth must promise to be tried for its cost
 FIRST_LESSONS = 4  # that are given whatever they promise: the first drafts meet cold caches
+HOPE = 2.0  # standard deviations by which drafts may turn out to be accepted more often than was seen
 
 
 class Choice(NamedTuple):
@@ -135,14 +136,10 @@ class Goodput:
 
     def lesson(self, rows: Mapping[int, RowState]) -> int:
         """The depth of the next of the first drafts of such ``rows``, which are given whatever is expected of them; 0
-        after the last one, and where they have shown that drafting cannot pay.
+        after the last one, where there is no hope that drafting pays, and where no row may draft.
         """
-        exploration, kind = self.knowledge.exploration, self.knowledge.kind(rows)
-        depth = exploration.lesson(kind) if any(state.most for state in rows.values()) else 0
-        if depth and not self.hopes(rows):
-            exploration.skip_lessons(kind)
-            return 0
-        return depth
+        depth = self.knowledge.exploration.lesson(self.knowledge.kind(rows))
+        return depth if depth and any(state.most for state in rows.values()) and self.hopes(rows) else 0
 
     def hopes(self, rows: Mapping[int, RowState]) -> bool:
         """Whether drafting may still turn out to pay for ``rows``: if the acceptance is as high, and a draft as cheap,
@@ -155,7 +152,7 @@ class Goodput:
         pool = self.knowledge.sampled if samples else self.knowledge.greedy
         running, cost_of, sure = len(rows), self.knowledge.costs.of, num_lessons / (1 + num_lessons)
         plain = cost_of(running, running)
-        for depth, tokens in enumerate(pool.hoped()[1:], start=1):
+        for depth, tokens in enumerate(pool.expected(deviations=HOPE)[1:], start=1):
             cost = cost_of(running, running * (1 + self.num_nodes[depth]), depth, running * depth)
             if tokens * plain > plain + sure * (cost - plain):
                 return True
