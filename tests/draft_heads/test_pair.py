@@ -5,7 +5,7 @@ import torch
 
 from paceline.draft_heads.unrolled_attention import UnrolledAttention
 from tests import tiny
-from tests.draft_heads.test_prophet import make, states
+from tests.draft_heads.test_prophet import check_sampled_anchors, make, states
 from tests.models.layouts import pair, texts
 
 KINDS = {
@@ -62,19 +62,7 @@ def test_packed_sequences_match_separate_ones(kind):
 @every_kind
 def test_anchors_are_a_subset_sampled_by_the_generator(kind):
     _, target = tiny.target()
-    head = head_of(kind, target, depth=3, anchors=4)
-    tokens = texts(3, 11)
-    hidden = states(target, tokens, head)
-    whole = head.unroll(tokens, hidden)
-    assert whole.logits.shape[1] == 10
-    some, same, other = (
-        head.unroll(tokens, hidden, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
-    )
-    roots = some.position[..., 0]
-    assert roots.shape == (3, 4) and (roots.diff(dim=1) > 0).all() and (roots > 0).all()
-    assert torch.equal(roots, same.position[..., 0]) and not torch.equal(roots, other.position[..., 0])
-    for row in range(3):
-        torch.testing.assert_close(some.logits[row], whole.logits[row, roots[row] - 1], rtol=0, atol=1e-9)
+    check_sampled_anchors(head_of(kind, target, depth=3, anchors=4), target, first=1)
 
 
 @every_kind

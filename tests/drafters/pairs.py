@@ -30,6 +30,18 @@ def randomised(head, scale=0.3, seed=5):
     return head
 
 
+def blank(head, target, *, noise, seed=5):
+    """Own weights for ``head``: zeros, but for the feed-forwards of its layers, which are the target's with noise."""
+    own = {name: torch.zeros_like(tensor) for name, tensor in head.own_state().items()}
+    generator = torch.Generator().manual_seed(seed)
+    for index, block in enumerate(target.blocks):
+        for name, tensor in block.named_parameters():
+            if name.startswith("ffn"):
+                drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+                own[f"blocks.{index}.{name}"] = tensor + noise * tensor.std() * drawn
+    return own
+
+
 @torch.no_grad()
 def unrolled(target, head, sequence, drafted):
     """What training says after ``sequence`` and the tokens ``drafted`` behind it, the sequence being verified: [V]."""

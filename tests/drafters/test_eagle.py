@@ -9,6 +9,7 @@ from tests import tiny as models
 from tests.drafters.pairs import (
     DEEPEST,
     SHAPES,
+    blank,
     check_cache,
     check_outputs,
     check_overfitted,
@@ -17,7 +18,6 @@ from tests.drafters.pairs import (
     randomised,
 )
 
-SEED = 5
 FLOOR = 2.5  # mean acceptance length on the conformance prompts, greedy
 
 
@@ -34,15 +34,9 @@ def echo(target, noise=0.0, **options):
     but a factor.
     """
     head = new_head(target, num_layers=target.num_layers, **options)
-    own = {name: torch.zeros_like(tensor) for name, tensor in head.own_state().items()}
+    own = blank(head, target, noise=noise)
     size = target.config.hidden_size
     own["fc.weight"][:, :size] = torch.eye(size)
-    generator = torch.Generator().manual_seed(SEED)
-    for index, block in enumerate(target.blocks):
-        for name, tensor in block.named_parameters():
-            if name.startswith("ffn"):
-                drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
-                own[f"blocks.{index}.{name}"] = tensor + noise * tensor.std() * drawn
     head.load_own_state(own)
     return head
 

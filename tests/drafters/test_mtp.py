@@ -10,6 +10,7 @@ from tests import tiny as models
 from tests.drafters.pairs import (
     DEEPEST,
     SHAPES,
+    blank,
     check_cache,
     check_outputs,
     check_overfitted,
@@ -19,7 +20,6 @@ from tests.drafters.pairs import (
 )
 from tests.drafters.test_eagle3 import guessable_target as guessable_target  # embeddings of one length
 
-SEED = 5
 FLOOR = 2.5  # mean acceptance length on the conformance prompts, greedy
 
 
@@ -36,17 +36,11 @@ def echo(target, noise=0.0, **options):
     """
     config, size = target.config, target.config.hidden_size
     head = new_head(target, **{"num_layers": target.num_layers, "zero_first": False, **options})
-    own = {name: torch.zeros_like(tensor) for name, tensor in head.own_state().items()}
+    own = blank(head, target, noise=noise)
     rms = (target.embed.weight.square().mean(-1) + config.norm_eps).sqrt().mean()
     own["embedding_norm.weight"] += 1
     own["eh_proj.weight"][:, size:] = rms * torch.eye(size)  # the feature is first
     own["norm.weight"] = target.norm.weight.clone()
-    generator = torch.Generator().manual_seed(SEED)
-    for index, block in enumerate(target.blocks):
-        for name, tensor in block.named_parameters():
-            if name.startswith("ffn"):
-                drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
-                own[f"blocks.{index}.{name}"] = tensor + noise * tensor.std() * drawn
     head.load_own_state(own)
     return head
 
