@@ -7,6 +7,7 @@ from rich.console import Console
 from paceline.api import SamplingParams
 from paceline.cli import run
 from paceline.cli.chat.answering import Answerer
+from paceline.cli.chat.commands import obey
 from paceline.cli.chat.conversation import Conversation
 from paceline.cli.chat.dialogue import Dialogue
 from paceline.cli.chat.forms import Form
@@ -50,6 +51,7 @@ def dialogue(answers, *said, params=GREEDY, conversation=None, stays=False, term
         params=params,
         screen=Screen(console=console, notes=notes),
         reader=reader or Script(*said),
+        obey=obey,
         stays=stays,
     )
 

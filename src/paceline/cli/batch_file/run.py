@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from rich.console import Console
 
@@ -14,52 +14,69 @@ from paceline.api.build import build_drafting
 from paceline.api.draft_length import longest_draft, room
 from paceline.api.engine import LONGEST
 from paceline.api.engine_for import MOST_ROWS, engine_for
+from paceline.api.profiles import ProfileLike
 from paceline.cli.batch_file.answers import LAYOUT, answered, unsent
 from paceline.cli.batch_file.lines import BatchLine, Survey, read_lines, survey
-from paceline.cli.batch_file.on_ray import work_through_on_ray
+from paceline.cli.batch_file.on_ray import Cluster, work_through_on_ray
 from paceline.cli.batch_file.work import AHEAD, Answered, work_through
 from paceline.cli.command import EXIT_DIFFERENT, EXIT_INTERRUPTED, EXIT_OK
+from paceline.cli.draft_options import DraftOptions
+from paceline.cli.options import ModelOptions
 from paceline.cli.progress import PromptProgress
 from paceline.cli.prompt_file.fingerprint import fingerprint
 from paceline.cli.prompt_file.journal import Finished, ResultFile, read_finished
 from paceline.cli.stats import Totals, stats_table
 from paceline.serve.settings import Settings
 
-if TYPE_CHECKING:
-    from paceline.cli.commands.batch_run import BatchRun
-
 WINDOW = 1024  # answers at most that wait, in memory and in the journal, for one that comes before them
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Run:
-    """``paceline batch run`` with its options; ``run`` returns the exit code."""
+    """The options of ``paceline batch run``; ``run`` returns the exit code.
 
-    options: "BatchRun"
+    The workers of ``cluster`` answer; None: one engine, here.
+    """
+
+    input: Path
+    output: Path
+    errors: Path | None
+    overwrite: bool
+    model: ModelOptions
+    drafting: DraftOptions
+    batch_size: int | None
+    max_model_len: int | None
+    profile: ProfileLike
+    cluster: Cluster | None
+    stats: bool
+    quiet: bool
     settings: Settings
     notes: Console
     totals: Totals = field(default_factory=Totals)
 
     def run(self) -> int:
         """Answer what is missing. All of the file is read and checked before a model is loaded."""
-        options = self.options
-        found = survey(options.input, self.settings)
+        found = survey(self.input, self.settings)
         if found.num_invalid == len(found):
-            raise ValueError(f"{options.input}: all {len(found)} requests are invalid: {found.first_invalid}")
-        run = fingerprint(
-            options.model, options.drafting, {"names": self.settings.names, "max_model_len": options.max_model_len}
-        )
+            raise ValueError(f"{self.input}: all {len(found)} requests are invalid: {found.first_invalid}")
+        names = {"names": self.settings.names, "max_model_len": self.max_model_len}
+        run = fingerprint(self.model, self.drafting, names)
         finished = Finished()
-        if not options.overwrite:
-            finished = read_finished(
-                options.output, run=run, digests=found.digests, errors=options.errors, layout=LAYOUT
-            )
+        if not self.overwrite:
+            finished = read_finished(self.output, run=run, digests=found.digests, errors=self.errors, layout=LAYOUT)
         num_done = finished.num_written + len(finished.waiting)
         self._note_before(found, num_done)
-        make = partial(make_engine, options, num_outputs=found.num_outputs)
-        here = options.ray is None and num_done < len(found)
-        engine = make() if here else None
-        sink = ResultFile(options.output, finished=finished, errors=options.errors, layout=LAYOUT)
+        make = partial(
+            make_engine,
+            self.model,
+            self.drafting,
+            batch_size=self.batch_size,
+            max_model_len=self.max_model_len,
+            profile=self.profile,
+            num_outputs=found.num_outputs,
+        )
+        engine = make() if self.cluster is None and num_done < len(found) else None
+        sink = ResultFile(self.output, finished=finished, errors=self.errors, layout=LAYOUT)
         failures = _Failures()
         for index, reason in (
             *finished.failed.items(),
@@ -68,7 +85,7 @@ class Run:
             failures.add(index, reason)
         complete, start = False, time.perf_counter()
         with PromptProgress(
-            console=self.notes, total=len(found), done=num_done, shown=not options.quiet, what="requests"
+            console=self.notes, total=len(found), done=num_done, shown=not self.quiet, what="requests"
         ) as progress:
 
             def put(line: BatchLine, answer: Answered | None) -> None:
@@ -84,11 +101,9 @@ class Run:
 
             def left() -> Iterator[BatchLine]:
                 """What has no answer yet."""
-                for line in read_lines(options.input, self.settings):
+                for line in read_lines(self.input, self.settings):
                     if line.index >= len(found) or line.digest != found.digests[line.index]:
-                        raise ValueError(
-                            f"{options.input} has changed in line {line.number}: run the same command again"
-                        )
+                        raise ValueError(f"{self.input} has changed in line {line.number}: run the same command again")
                     if line.index >= finished.num_written and line.index not in finished.waiting:
                         yield line
 
@@ -97,9 +112,9 @@ class Run:
                     work_through(
                         engine, self.settings, left(), put, admit=lambda line: line.index < sink.num_written + WINDOW
                     )
-                elif options.ray is not None and num_done < len(found):
-                    block = AHEAD * (options.batch_size or MOST_ROWS)
-                    work_through_on_ray(options.cluster(), make, self.settings, left(), put, block=block)
+                elif self.cluster is not None and num_done < len(found):
+                    block = AHEAD * (self.batch_size or MOST_ROWS)
+                    work_through_on_ray(self.cluster, make, self.settings, left(), put, block=block)
                 complete = True
             except KeyboardInterrupt:
                 pass
@@ -108,17 +123,17 @@ class Run:
         return self._conclude(complete, failures, sink.num_written, len(found), time.perf_counter() - start)
 
     def _note_before(self, found: Survey, num_done: int) -> None:
-        if found.num_invalid and not self.options.quiet:
+        if found.num_invalid and not self.quiet:
             print(
                 f"paceline: {found.num_invalid} of {len(found)} requests are invalid; {found.first_invalid}; --check "
                 "lists them",
                 file=sys.stderr,
             )
         if num_done:
-            self._note(f"{num_done} of {len(found)} answers are in {self.options.output} already")
+            self._note(f"{num_done} of {len(found)} answers are in {self.output} already")
 
     def _conclude(self, complete: bool, failures: "_Failures", num_done: int, num_lines: int, seconds: float) -> int:
-        if self.options.stats:
+        if self.stats:
             self.notes.print(stats_table(self.totals, seconds=seconds))
         if not complete:
             self._note(
@@ -131,7 +146,7 @@ class Run:
 
     def _note(self, text: str) -> None:
         """Print a note, on a terminal only."""
-        if self.notes.is_terminal and not self.options.quiet:
+        if self.notes.is_terminal and not self.quiet:
             self.notes.print(text, style="dim", markup=False, soft_wrap=True)
 
 
@@ -148,19 +163,27 @@ class _Failures:
             self.count, self.first = self.count + 1, min(self.first, (index, reason))
 
 
-def make_engine(options: "BatchRun", *, num_outputs: int) -> Engine:
+def make_engine(
+    model: ModelOptions,
+    drafting: DraftOptions,
+    *,
+    batch_size: int | None,
+    max_model_len: int | None,
+    profile: ProfileLike,
+    num_outputs: int,
+) -> Engine:
     """Load the model. Rows are for all requests, done or not, so that every run has the same shapes."""
-    target = options.model.load()
-    drafting = build_drafting(options.drafting.choose(target), target=target)
-    count = drafting.length(options.drafting.count)
-    longest = room(target, drafting.drafter.max_nodes(longest_draft(count, drafting.drafter)))
+    target = model.load()
+    built = build_drafting(drafting.choose(target), target=target)
+    count = built.length(drafting.count)
+    longest = room(target, built.drafter.max_nodes(longest_draft(count, built.drafter)))
     return engine_for(
         target,
-        drafter=drafting.drafter,
-        verifier=options.drafting.verifier,
+        drafter=built.drafter,
+        verifier=drafting.verifier,
         num_draft_tokens=count,
-        batch_size=options.batch_size,
-        num_texts=max(min(num_outputs, MOST_ROWS), options.batch_size or 1),
-        max_length=options.max_model_len or min(LONGEST, longest),
-        profile=options.profile or "auto",
+        batch_size=batch_size,
+        num_texts=max(min(num_outputs, MOST_ROWS), batch_size or 1),
+        max_length=max_model_len or min(LONGEST, longest),
+        profile=profile,
     )

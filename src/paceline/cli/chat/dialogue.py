@@ -1,6 +1,7 @@
 """The course of a conversation: what the user writes is answered or, after a slash, obeyed."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
@@ -23,13 +24,17 @@ def as_written(message: str) -> str:
 @final
 @dataclass(slots=True, kw_only=True)
 class Dialogue:
-    """A conversation and all that belongs to it. With ``stays`` Ctrl-C ends an answer alone, else everything."""
+    """A conversation and all that belongs to it. With ``stays`` Ctrl-C ends an answer alone, else everything.
+
+    ``obey`` runs what is said after a slash (chat/commands).
+    """
 
     answerer: Answerer
     conversation: Conversation
     params: SamplingParams
     screen: Screen
     reader: Reader
+    obey: Callable[["Dialogue", str], None]
     stays: bool
     default: str = ""  # what the next message begins with
     leaves: bool = False
@@ -58,12 +63,10 @@ class Dialogue:
 
     def take(self, said: str) -> None:
         """Answer a message, or obey a command; two slashes begin a message with one."""
-        from paceline.cli.chat.commands import obey
-
         if not said.strip():
             return
         if said.startswith("/") and not said.startswith("//"):
-            obey(self, said)
+            self.obey(self, said)
             return
         try:
             self.answer(self.conversation.asked(said[said.startswith("//") :]))

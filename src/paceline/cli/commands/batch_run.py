@@ -87,7 +87,24 @@ class BatchRun(Command):
         notes = open_notes(quiet=self.quiet, log_level=self.log_level)
         self._check()
         settings = self._settings()
-        return self._list_invalid(settings) if self.check else Run(self, settings, notes).run()
+        if self.check:
+            return self._list_invalid(settings)
+        return Run(
+            input=self.input,
+            output=self.output,
+            errors=self.errors,
+            overwrite=self.overwrite,
+            model=self.model,
+            drafting=self.drafting,
+            batch_size=self.batch_size,
+            max_model_len=self.max_model_len,
+            profile=self.profile or "auto",
+            cluster=self._cluster(),
+            stats=self.stats,
+            quiet=self.quiet,
+            settings=settings,
+            notes=notes,
+        ).run()
 
     def _check(self) -> None:
         """Refuse options that contradict each other, before anything is read."""
@@ -117,11 +134,12 @@ class BatchRun(Command):
 
         return Settings(names=self.served_model_name or (self.model.model,))
 
-    def cluster(self) -> "Cluster":
+    def _cluster(self) -> "Cluster | None":
         """Where the requests are answered with --ray."""
         from paceline.cli.batch_file.on_ray import Cluster
 
-        assert self.ray is not None
+        if self.ray is None:
+            return None
         cpus = self.model.threads or 1
         return Cluster(address=self.ray, workers=self.workers or 1, cpus=cpus, gpus=self.worker_gpus)
 

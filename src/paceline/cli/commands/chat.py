@@ -93,6 +93,7 @@ class Chat(Command):
         """Talk until the user leaves."""
         from paceline.api import SamplingParams
         from paceline.cli.chat.answering import Answerer
+        from paceline.cli.chat.commands import obey
         from paceline.cli.chat.dialogue import Dialogue
         from paceline.cli.chat.forms import Form, check_form
         from paceline.cli.chat.screen import Screen
@@ -124,6 +125,7 @@ class Chat(Command):
             params=params,
             screen=screen,
             reader=reader,
+            obey=obey,
             stays=on_terminal,
         ).run()
 
