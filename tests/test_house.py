@@ -2,9 +2,11 @@
 
 import ast
 import re
+from graphlib import TopologicalSorter
 from importlib.util import find_spec
 from pathlib import Path
 
+import grimp
 import pytest
 
 import paceline
@@ -31,6 +33,15 @@ def test_registered_parts_never_import_each_other(registry):
     for module in modules:
         path = SOURCE.parent / (module.replace(".", "/") + ".py")
         assert not imports(path) & (modules - {module}), module
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Imports in functions and for types included. The package itself, which names what lies in it, is left out."""
+    graph = grimp.build_graph("paceline", exclude_type_checking_imports=False, cache_dir=None)
+    modules = graph.modules - {"paceline"}
+    assert len(modules) > 500
+    imported = {module: graph.find_modules_directly_imported_by(module) & modules for module in modules}
+    TopologicalSorter(imported).prepare()  # raises CycleError with the circle
 
 
 def test_every_registered_part_has_a_test_file_of_its_own():
