@@ -17,6 +17,7 @@ class Machine:
     what a further row adds to a drafted token. ``noise`` spreads times, and one step in ``disturbed`` takes five times
     as long. ``search`` is what a drafter takes, in plain steps, where the plan lets it search. ``ready`` (None: the
     plan is not asked) is what a step takes more if rows are not plain; the target would read ``reread`` tokens again.
+    ``lasts``: requests do not end before their last token, which the plan may know.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class Machine:
         search=0.0,
         ready=None,
         reread=0,
+        lasts=False,
     ):
         self.plan, self.rows, self.growth, self.draft_growth = plan, rows, growth, draft_growth
         self.draft, self.missed = draft if isinstance(draft, list) else [draft], missed
         self.search, self.num_searches = search, 0
         self.ready, self.reread, self.kept = ready, reread, []  # of each request of the first row, whether it is ready
+        self.stop_tokens = [] if lasts else [0]
         self.by_drafter = [0] * len(self.draft)  # steps with a draft
         self.unverified = unverified  # nodes beside each row's draft
         self.noise, self.disturbed, self.slowdown = noise, disturbed, slowdown or (lambda position: 1.0)
@@ -58,7 +61,8 @@ class Machine:
         """
         accepts = accepts if isinstance(accepts, list) else [accepts]
         for _ in range(requests):
-            admitted = range(self.rows), [request([1], max_tokens=num_tokens)] * self.rows
+            one = request([1], max_tokens=num_tokens, stop_tokens=self.stop_tokens)
+            admitted = range(self.rows), [one] * self.rows
             if self.ready is not None:
                 self.kept.append(self.plan.drafts_for(*admitted, reread=self.reread))
             self.plan.admit(*admitted)

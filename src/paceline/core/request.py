@@ -122,6 +122,12 @@ class Request:
         if self.num_draft_tokens is not None and self.num_draft_tokens < 0:
             raise ValueError(f"num_draft_tokens={self.num_draft_tokens}: give 0 or more")
 
+    @property
+    def lasts(self) -> bool:
+        """Whether it certainly goes on until ``max_tokens``, as far as the step decides that."""
+        ends = self.stop_tokens and self.min_tokens < self.max_tokens
+        return not (ends or self.constraints)
+
     def drafted_by(self, origins: Collection[int]) -> "Request":
         """As a plan sees it whose drafters have these origins: without drafts where none of them may draft for it."""
         excluded = self.drafters is not None and self.drafters.isdisjoint(origins)

@@ -19,7 +19,6 @@ from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.core.step import StepPlan, StepResult
 from paceline.core.tree import NoDraft
-from paceline.engine.acceptance import Counts
 from paceline.engine.costs import DepthCost, StepWork
 from paceline.engine.curve import WARM
 from paceline.engine.exploration import plain_is_due
@@ -107,15 +106,14 @@ class Controller(Plan):
         return drafts
 
     def _new_row(self, row: int, request: Request) -> RowState:
-        most = self._max if request.num_draft_tokens is None else min(self._max, request.num_draft_tokens)
         pool = self.knowledge.sampled if request.sampling.temperature else self.knowledge.greedy
-        most, wait = (0, request.max_tokens + REFRESH) if row in self._plain else (most, 1)
-        return RowState(counts=Counts(self._max), pool=pool, most=most, left=request.max_tokens, wait=wait)
+        return RowState.of(request, pool=pool, max_depth=self._max, plain=row in self._plain)
 
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
         """New requests: nothing is known of them but what the others were like."""
         self._learn()
         self.knowledge.refresh()
+        self._goodput.refills.begin(len(rows))
         for row, request in zip(rows, requests, strict=True):
             state = self.rows[row] = self._new_row(row, request)
             state.missed, self._pool = len(request.tokens) - 1 if self._postpones else 0, state.pool
@@ -138,6 +136,7 @@ class Controller(Plan):
         ended = [row for row in rows if row in self.rows]
         if ended:
             self._learn()
+            self._goodput.refills.end(len(ended))
             self._stale, self._evaluate_at = True, self._steps
         for row in ended:
             del self.rows[row]
@@ -269,6 +268,7 @@ class Controller(Plan):
         if not rows:
             return
         self._running = len(rows)
+        self._goodput.refills.step()
         groups = [rows] if self._timed else [{row: state} for row, state in rows.items()]
         if self._steps >= self._evaluate_at or not self._timed:
             self._evaluate(groups)

@@ -5,6 +5,7 @@ from itertools import cycle
 from typing import NamedTuple, final
 
 from paceline.engine.calibration import Calibration
+from paceline.engine.closed_batch import DraftWork, Refills, end_together
 from paceline.engine.costs import StepWork
 from paceline.engine.knowledge import Knowledge
 from paceline.engine.readiness import WORTH
@@ -23,7 +24,8 @@ class Choice(NamedTuple):
     """Depths of the rows that draft at all, and what is expected of them: their goodput over that of plain decoding,
     and what a step costs in plain ones. ``calibration`` tells how much of that comes true.
 
-    A token that is less likely than ``least`` to be accepted is not worth its cost.
+    A token that is less likely than ``least`` to be accepted is not worth its cost. In a closed batch rows end one by
+    one, so that all steps until the end gain only the share ``lasting`` of what the next one does.
     """
 
     depths: Mapping[int, int]
@@ -31,11 +33,12 @@ class Choice(NamedTuple):
     cost: float
     least: float
     calibration: Calibration
+    lasting: float = 1.0
 
     @property
     def speedup(self) -> float:
         """Over plain decoding, as expectations have come true."""
-        return self.expected * self.calibration.factor
+        return self.expected * self.lasting * self.calibration.factor
 
 
 @final
@@ -51,8 +54,32 @@ class Goodput:
     ) -> None:
         self.knowledge, self.num_nodes, self.ends_early = knowledge, num_nodes, ends_early
         self.num_unverified = num_unverified
+        self.refills = Refills()
 
     def best(self, rows: Mapping[int, RowState]) -> Choice:
+        """The depths of the highest goodput; those with which rows end together, where no other takes their places."""
+        for state in rows.values():
+            state.expect()
+        closed = len(rows) > 1 and not self.refills.expected and all(state.lasts for state in rows.values())
+        choice = self._end_together(rows) if closed else self._most_tokens(rows)
+        missed = sum(rows[row].missed for row in choice.depths)
+        if missed:  # which the drafter must read first
+            speedup, costs = choice.speedup, self.knowledge.costs
+            steps = min(HORIZON, max(rows[row].left for row in choice.depths)) / speedup
+            won = (speedup - 1) * steps * costs.of(len(rows), len(rows))
+            if won < costs.catch_up * missed:
+                return self._plain(rows)
+        return choice
+
+    def _switch(self, rows: Mapping[int, RowState]) -> float:
+        """How many times better than plain decoding drafting must be expected to be, by how expectations come true."""
+        return (SWITCH if len(rows) == 1 else SWITCH_SEVERAL) / self.knowledge.calibration(rows).factor
+
+    def _plain(self, rows: Mapping[int, RowState]) -> Choice:
+        """No drafts."""
+        return Choice({}, self._switch(rows), 1.0, 0.0, self.knowledge.calibration(rows))
+
+    def _most_tokens(self, rows: Mapping[int, RowState]) -> Choice:
         """The depths of the highest goodput.
 
         Tokens are added in the order of their chance to be accepted, so the best number of them is found on the way.
@@ -61,7 +88,6 @@ class Goodput:
         options: list[tuple[float, int, int]] = []  # minus the chance, depth - 1, row
         ahead = 0.0  # tokens that are expected of all options that were not looked at, negative
         for row, state in rows.items():
-            state.expect()
             share = -state.offers
             for index, alive in enumerate(state.survival[: state.most]):
                 if alive < WORTHLESS:
@@ -69,10 +95,7 @@ class Goodput:
                 options.append((share * alive, index, row))
                 ahead += share * alive
         options.sort()
-        calibration = self.knowledge.calibration(rows)
-        factor = calibration.factor
-        switch = (SWITCH if running == 1 else SWITCH_SEVERAL) / factor
-        best, best_goodput, best_cost, least = 0, switch, 1.0, 0.0
+        best, best_goodput, best_cost, least = 0, self._switch(rows), 1.0, 0.0
         tokens, nodes, deepest, drafted = float(running), float(running), 0.0, 0.0
         plain = cost_of(running, nodes)
         value = plain / tokens
@@ -103,14 +126,42 @@ class Goodput:
         for _, index, row in options[:best]:
             if index >= depths.get(row, 0):
                 depths[row] = index + 1
-        missed = sum(rows[row].missed for row in depths)
-        if missed:  # which the drafter must read first
-            speedup = best_goodput * factor
-            steps = min(HORIZON, max(rows[row].left for row in depths)) / speedup
-            won = (speedup - 1) * steps * plain
-            if won < self.knowledge.costs.catch_up * missed:
-                return Choice({}, switch, 1.0, 0.0, calibration)
+        calibration = self.knowledge.calibration(rows)
         return Choice(depths, best_goodput, best_cost, min(least, MOST_LEAST), calibration)
+
+    def _end_together(self, rows: Mapping[int, RowState]) -> Choice:
+        """The depths with which rows end together, if that pays."""
+        work = {row: self._work(state) for row, state in rows.items()}
+        cost_of, calibration = self.knowledge.costs.of, self.knowledge.calibration(rows)
+        depths, speedup = end_together(rows, work, cost_of)
+        chosen = {row: depth for row, depth in depths.items() if depth}
+        if not chosen or speedup < self._switch(rows):
+            return self._plain(rows)
+        step = [work[row][depth] for row, depth in depths.items()]
+        running, deepest = len(rows), max(one.drafted for one in step)
+        tokens, nodes, drafted = map(sum, zip(*step, strict=True))
+        plain, cost = cost_of(running, running), cost_of(running, nodes, deepest, drafted)
+        more = cost_of(running, nodes + 1, deepest, drafted + 1) - cost
+        least = min(max(0.0, more) * tokens / cost, MOST_LEAST) if self.ends_early else 0.0
+        goodput = tokens / running * plain / cost
+        return Choice(chosen, goodput, cost / plain, least, calibration, speedup / goodput)
+
+    def _work(self, state: RowState) -> list[DraftWork]:
+        """What is expected of the drafts of a row by their depth, from 0."""
+        tokens, nodes, drafted = 1.0, 1.0, 0.0
+        found = [DraftWork(tokens, nodes, drafted)]
+        for index, alive in enumerate(state.survival[: state.most]):
+            drafts = submits = 1.0
+            if self.ends_early:
+                reached = state.pool.reached
+                drafts, submits = reached[index - 1] if index else 1.0, reached[index]
+            tokens += state.offers * alive
+            nodes += submits * state.offers * (self.num_nodes[index + 1] - self.num_nodes[index])
+            if index == 0:
+                nodes += (1.0 - submits * state.offers) * self.num_unverified
+            drafted += drafts
+            found.append(DraftWork(tokens, nodes, drafted))
+        return found
 
     def promise(self, choice: Choice, rows: Mapping[int, RowState]) -> float:
         """Expected speed over plain decoding with ``choice``; what drafters must read first is spread over ``HORIZON``.
@@ -168,13 +219,9 @@ class Goodput:
             return {row: rows[row].most if depth else 0 for row, depth in depths.items()}
         shift = (1, -1, 2)[turn % 3]
         other = {row: min(max(depth + shift, 1), rows[row].most) if depth else 0 for row, depth in depths.items()}
-        nodes = tokens = float(len(other))
-        for row, depth in other.items():
-            state = rows[row]
-            if depth:
-                nodes += state.offers * self.num_nodes[depth] + (1.0 - state.offers) * self.num_unverified
-                tokens += state.offers * sum(state.survival[:depth])
-        deepest, drafted = max(other.values()), sum(other.values())
+        work = [self._work(rows[row])[depth] for row, depth in other.items()]
+        tokens, nodes, drafted = map(sum, zip(*work, strict=True))
+        deepest = max(other.values())
         cost_of = self.knowledge.costs.of
         expected = tokens / cost_of(len(other), nodes, deepest, drafted)
         expected *= cost_of(len(other), len(other)) / len(other)

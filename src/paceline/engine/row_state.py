@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, field
 from math import exp, log
+from sys import maxsize
 from typing import final
 
 from paceline.core.early_stop import noted_levels
+from paceline.core.request import Request
 from paceline.core.step import Finish, StepResult
 from paceline.core.tree import NoDraft
 from paceline.engine.acceptance import Counts, Pool, offers, survival
@@ -31,6 +33,7 @@ class RowState:
     pool: Pool  # of requests like it
     most: int  # draft tokens that the request allows
     left: int  # tokens until its end, at most
+    lasts: bool = False  # whether it certainly does not end before
     depth: int = 0  # chosen for the next steps
     least: float = 0.0  # chance to be accepted below which a token is not worth drafting
     wait: int = 1  # steps until the next probe
@@ -42,6 +45,14 @@ class RowState:
     differs: float = 0.0  # evidence that it is unlike the others, or what it was: logarithm of odds
     survival: list[float] = field(default_factory=list[float])  # chance that a draft is accepted down to each depth
     offers: float = 1.0  # chance that the drafter has a draft
+
+    @classmethod
+    def of(cls, request: Request, *, pool: Pool, max_depth: int, plain: bool) -> "RowState":
+        """A new request; ``plain``: it has no drafts to its end."""
+        most = max_depth if request.num_draft_tokens is None else min(max_depth, request.num_draft_tokens)
+        most, wait = (0, maxsize) if plain else (most, 1)
+        left, lasts = request.max_tokens, request.lasts
+        return cls(counts=Counts(max_depth), pool=pool, most=most, left=left, lasts=lasts, wait=wait)
 
     def expect(self) -> None:
         """Compute ``survival`` and ``offers``: from its own drafts and the pool, which weighs less the more the request

@@ -1,0 +1,160 @@
+"""Batches whose rows last for known numbers of tokens, and of which no other request takes the place."""
+
+import random
+from itertools import pairwise, product
+
+import pytest
+
+from paceline.engine.closed_batch import DraftWork, Refills, end_together
+from paceline.engine.controller import Controller
+from paceline.engine.goodput import Goodput
+from paceline.engine.knowledge import Knowledge
+from paceline.engine.row_state import RowState
+from tests.engine.machine import Machine
+from tests.engine.test_controller import MACHINES
+from tests.harness import request
+
+MIXED = (0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8)  # acceptance of each row
+
+
+def cost_of(rows, nodes, deepest, drafted):
+    return 1 + 0.03 * (rows - 1) + 0.06 * (nodes - 1) + 0.08 * deepest + 0.01 * (drafted - deepest)
+
+
+def work_of(acceptance, most):
+    """Of chains of which each token is accepted with this chance."""
+    tokens = [1.0]
+    for depth in range(1, most + 1):
+        tokens.append(tokens[-1] + acceptance**depth)
+    return [DraftWork(gained, 1 + depth, depth) for depth, gained in enumerate(tokens)]
+
+
+def cost_until_the_end(depths, left, work):
+    """What ``depths`` cost: moment by moment, those that have not ended."""
+    ends = {row: max(1.0, left[row] / work[row][depth].tokens) for row, depth in depths.items()}
+    moments, cost = [0.0, *sorted({*ends.values()})], 0.0
+    for start, stop in pairwise(moments):
+        step = [work[row][depths[row]] for row in depths if ends[row] >= stop]
+        deepest = max(one.drafted for one in step)
+        cost += (stop - start) * cost_of(
+            len(step), sum(one.nodes for one in step), deepest, sum(one.drafted for one in step)
+        )
+    return cost
+
+
+def rows_of(left):
+    pool = Knowledge().greedy
+    return {
+        row: RowState.of(request([1], max_tokens=most), pool=pool, max_depth=8, plain=False)
+        for row, most in left.items()
+    }
+
+
+def test_no_other_depths_are_much_faster():
+    """Against all of them; what is promised is what they cost, rows that end at nearly the same time apart."""
+    generator = random.Random(3)
+    for _ in range(40):
+        left = {row: generator.choice([64, 64, generator.randint(1, 64)]) for row in range(3)}
+        work = {row: work_of(generator.uniform(0.2, 0.95), 4) for row in left}
+        depths, speedup = end_together(rows_of(left), work, cost_of)
+        plain = cost_until_the_end(dict.fromkeys(left, 0), left, work)
+        assert speedup == pytest.approx(plain / cost_until_the_end(depths, left, work), rel=0.05)
+        tried = (dict(zip(left, chosen, strict=True)) for chosen in product(range(5), repeat=3))
+        best = min(cost_until_the_end(one, left, work) for one in tried)
+        assert speedup >= 0.92 * plain / best and speedup >= 1
+
+
+def test_rows_that_are_ahead_draft_no_more_than_they_need():
+    left = {0: 60, 1: 60, 2: 20}
+    work = {0: work_of(0.9, 8), 1: work_of(0.7, 8), 2: work_of(0.9, 8)}
+    depths, _ = end_together(rows_of(left), work, cost_of)
+    assert depths[1] > depths[0] > depths[2] == 0
+    assert end_together(rows_of({0: 60, 1: 60}), {0: work_of(0.01, 8), 1: work_of(0.9, 8)}, cost_of).speedup == 1
+
+
+def test_others_take_the_places_of_those_that_end_until_a_step_has_an_empty_one():
+    refills = Refills()
+    refills.begin(4)
+    refills.step()
+    assert not refills.expected
+    refills.end(2)
+    refills.begin(2)
+    refills.step()
+    assert refills.expected
+    refills.end(1)
+    refills.step()
+    assert not refills.expected
+    refills.begin(1)  # later than at once, where prompts are read in chunks
+    refills.step()
+    assert refills.expected
+
+
+def test_the_controller_sees_whose_places_are_taken():
+    plan, one = Controller(rows=2), request([1], max_tokens=32)
+    plan.admit(range(2), [one] * 2)
+    plan()
+    seen = [plan._goodput.refills.expected]
+    for ended, begun in (([0], [0]), ([1], [])):
+        plan.release(ended)
+        plan.admit(begun, [one] * len(begun))
+        plan()
+        seen.append(plan._goodput.refills.expected)
+    assert seen == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "lasts"),
+    [
+        ({}, True),
+        ({"stop_tokens": [3]}, False),
+        ({"stop_tokens": [3], "min_tokens": 7}, False),
+        ({"stop_tokens": [3], "min_tokens": 8}, True),
+    ],
+    ids=str,
+)
+def test_a_request_lasts_if_nothing_can_end_it_before(options, lasts):
+    assert request([1], max_tokens=8, **options).lasts is lasts
+
+
+def seconds(machine, *, lasts, num_tokens, requests=4):
+    """Of batches that each have a controller of their own, which knows what the former ones have taught."""
+    taken, knowledge = 0.0, Knowledge()
+    for seed in range(requests):
+        served = Machine(Controller(rows=8, knowledge=knowledge), rows=8, lasts=lasts, seed=seed, **machine)
+        taken += served.serve(lambda row, _: MIXED[row], num_tokens=num_tokens).seconds
+    return taken
+
+
+def test_where_rows_are_taken_again_or_may_end_all_tokens_count_alike():
+    """One row is accepted and the others are not, so that the batch ends no sooner whatever it drafts."""
+
+    def depths(options, *, refilled=False):
+        goodput = Goodput(Knowledge(growth=0.02), range(9))
+        pool = goodput.knowledge.greedy
+        rows = {row: RowState.of(request([1], **options), pool=pool, max_depth=8, plain=False) for row in range(4)}
+        for row, state in rows.items():
+            for _ in range(64):
+                state.counts.add(num_accepted=0 if row else 8, depth=8, keep=1.0)
+        if refilled:
+            goodput.refills.end(1)
+            goodput.refills.begin(1)
+        return goodput.best(rows).depths
+
+    assert depths({}) == {}
+    assert depths({"stop_tokens": [3]}).keys() == depths({}, refilled=True).keys() == {0}
+
+
+@pytest.mark.parametrize("num_tokens", [48, 256])
+def test_a_batch_whose_end_is_known_ends_sooner(num_tokens):
+    """Of rows that are accepted unequally: than where tokens of all of them count alike."""
+    machine = MACHINES["nearly free"]
+    assert seconds(machine, lasts=True, num_tokens=num_tokens) < 0.97 * seconds(
+        machine, lasts=False, num_tokens=num_tokens
+    )
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_batch_whose_end_is_known_is_not_slower_than_without_drafts(machine):
+    served = seconds(MACHINES[machine], lasts=True, num_tokens=256, requests=6)
+    plain = 6 * 256 * Machine(None, rows=8, **MACHINES[machine]).step_seconds(8)
+    assert plain >= 0.95 * served
