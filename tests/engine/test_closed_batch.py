@@ -18,7 +18,7 @@ MIXED = (0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8)  # acceptance of each row
 
 
 def cost_of(rows, nodes, deepest, drafted):
-    return 1 + 0.03 * (rows - 1) + 0.06 * (nodes - 1) + 0.08 * deepest + 0.01 * (drafted - deepest)
+    return 1 + 0.2 * (rows - 1) + 0.06 * (nodes - 1) + 0.08 * deepest + 0.01 * (drafted - deepest)
 
 
 def work_of(acceptance, most):
