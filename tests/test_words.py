@@ -66,7 +66,7 @@ def banned_in(names):
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_identifiers_use_the_fields_words(folder):
     for path in sorted((ROOT / folder).rglob("*.py")):
-        assert not banned_in(defined(ast.parse(path.read_text(encoding="utf-8")))), path.relative_to(ROOT)
+        assert not banned_in({*defined(ast.parse(path.read_text(encoding="utf-8")))}), path.relative_to(ROOT)
 
 
 def test_file_names_use_the_fields_words():

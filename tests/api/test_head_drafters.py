@@ -111,6 +111,7 @@ def test_speculative_config_may_name_a_head_and_a_tree(kind, folder):
         assert result.token_ids == plain and sum(result.stats.drafted) > 0
 
 
+@pytest.mark.one_in(2)
 @every_kind
 def test_tree_search_runs_for_every_head(kind, folder):
     target = load(pair().target, device="cpu")

@@ -12,7 +12,7 @@ from tests.cli.files import PROMPTS, command, generate_file, journal_of, lines_o
 
 OPTIONS = ["--temperature", "0.8", "--seed", "3", "--batch-size", "2", "--draft", pair().draft, "--quiet"]
 OPTIONS += ["--num-draft-tokens", "3"]  # rows that accept drafts do not end together
-NUM_PROMPTS, NUM_TOKENS = 360, 50  # some seconds, also where the kernel is fast
+NUM_PROMPTS, NUM_TOKENS = 200, 50  # some seconds, also where the kernel is fast
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -169,6 +169,7 @@ def test_output_equals_the_reference(name, draw, temperature):
         assert reached == set(range(SHAPES[name].depth + 1)), "every accepted length occurs"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("draw", Draw)
 @pytest.mark.parametrize("name", ["medusa"])
 def test_output_equals_the_reference_under_filters(name, draw):
@@ -197,6 +198,7 @@ def test_a_draft_equal_to_the_target_takes_the_fewest_steps(name, draw, temperat
     assert result.steps == math.ceil(24 / (depth + 1))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("depths", [(3, 0), (0, 0, 0, 0, 5), (1, 5, 0, 2), (0,) * 12 + (2,)])
 @pytest.mark.parametrize("name", ["medusa", "binary", "all"])
 def test_a_tree_is_cut_to_the_depth_of_the_plan_and_catches_up_after_pauses(name, depths):
@@ -210,6 +212,7 @@ def test_a_tree_is_cut_to_the_depth_of_the_plan_and_catches_up_after_pauses(name
         assert report.num_drafted == [drafter.max_nodes(depth) - 1] * len(PROMPTS)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", SHAPES)
 def test_after_every_step_the_drafts_cache_equals_a_fresh_reading(name):
     draw = Draw.SHARED if name in STATIC else Draw.FIXED

@@ -5,7 +5,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from paceline.engine.closed_batch import DraftWork, Refills, end_together
+from paceline.engine.closed_batch import DraftWork, Refills, _End, _in_order, end_together
 from paceline.engine.controller import Controller
 from paceline.engine.goodput import Goodput
 from paceline.engine.knowledge import Knowledge
@@ -26,7 +26,7 @@ def work_of(acceptance, most):
     tokens = [1.0]
     for depth in range(1, most + 1):
         tokens.append(tokens[-1] + acceptance**depth)
-    return [DraftWork(gained, 1 + depth, depth) for depth, gained in enumerate(tokens)]
+    return [DraftWork(gained, 0, 1 + depth, depth) for depth, gained in enumerate(tokens)]
 
 
 def cost_until_the_end(depths, left, work):
@@ -158,3 +158,29 @@ def test_a_batch_whose_end_is_known_is_not_slower_than_without_drafts(machine):
     served = seconds(MACHINES[machine], lasts=True, num_tokens=256, requests=6)
     plain = 6 * 256 * Machine(None, rows=8, **MACHINES[machine]).step_seconds(8)
     assert plain >= 0.95 * served
+
+
+def test_the_last_row_ends_later_than_any_is_expected_to():
+    """Against rows that are drawn: 8 alike, and one that needs longer than the others by far."""
+    generator = random.Random(5)
+    knowledge = Knowledge(growth=0.02)
+
+    def steps_to(left, rate):
+        steps = 0
+        while left > 0:
+            accepted = 0
+            while accepted < 3 and generator.random() < rate:
+                accepted += 1
+            left, steps = left - 1 - accepted, steps + 1
+        return steps
+
+    for lefts in ([48] * 8, [12] * 7 + [96]):
+        rows = rows_of(dict(enumerate(lefts)))
+        for state in rows.values():
+            state.survival, state.offers, state.most = [0.6, 0.36, 0.216], 1.0, 3
+        work = Goodput(knowledge, range(9))._work(rows[0])
+        ends = [_End.of(state.left, work[3]) for state in rows.values()]
+        drawn = [max(steps_to(left, 0.6) for left in lefts) for _ in range(2000)]
+        last = _in_order(sorted(ends, reverse=True))[0]
+        assert last == pytest.approx(sum(drawn) / len(drawn), rel=0.04)
+    assert last == pytest.approx(max(ends).steps, rel=0.04)

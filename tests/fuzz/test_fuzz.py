@@ -7,7 +7,7 @@ from tests.fuzz.serve import Tally, everything_is_shared_and_measured_often, ser
 from tests.fuzz.target import designs, heads
 
 OTHERS = sorted({drafter for drafter, *_ in designs()}.difference(heads()))
-MANY, FEW = 12, 5  # examples of each drafter that is no head, and of each head
+MANY, FEW = 7, 3  # examples of each drafter that is no head, and of each head
 
 
 def serve_made_up(among, number, tally):

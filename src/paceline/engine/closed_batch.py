@@ -3,9 +3,14 @@
 Such a batch takes as long as the row that ends last. Goodput counts the tokens of all rows alike, so it drafts most for
 the rows of which most is accepted: these end early, and the others go on beside empty places. Here rows are to end
 together: each drafts as little as lets it keep up with the one that cannot be faster.
+
+What a draft gains is chance, so that rows which are expected to end together do not: the last of them ends later than
+any of them is expected to.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from statistics import NormalDist, pvariance
 from typing import NamedTuple, TypeAlias, final
 
 from paceline.engine.row_state import RowState
@@ -19,6 +24,7 @@ class DraftWork(NamedTuple):
     """What is expected of the draft of a row, and what it adds to a step; the root is counted."""
 
     tokens: float  # that the row gains
+    variance: float  # of these
     nodes: float
     drafted: float
 
@@ -34,39 +40,71 @@ def end_together(rows: Mapping[int, RowState], work: Mapping[int, Sequence[Draft
     """The fastest depths of those with which ``rows`` end together. ``work`` is that of their drafts by depth, from 0;
     ``cost_of`` is that of a step by its rows, nodes, deepest draft and drafted tokens.
     """
-    steps = {row: [max(1.0, state.left / one.tokens) for one in work[row]] for row, state in rows.items()}
-    plain = best_cost = _until_all_end(dict.fromkeys(rows, 0), steps, work, cost_of)
-    best, last, least = dict.fromkeys(rows, 0), max(rows, key=lambda row: steps[row][-1]), float("inf")
-    for enough in steps[last]:
+    ends = {row: [_End.of(state.left, one) for one in work[row]] for row, state in rows.items()}
+    plain = best_cost = _until_all_end(dict.fromkeys(rows, 0), ends, work, cost_of)
+    best, last, least = dict.fromkeys(rows, 0), max(rows, key=lambda row: ends[row][-1].steps), float("inf")
+    for enough, _ in ends[last]:
         if enough > least * (1 - LEAST_GAIN):
             continue
         least = enough
-        depths = {row: next(depth for depth, one in enumerate(steps[row]) if one <= enough) for row in rows}
-        cost = _until_all_end(depths, steps, work, cost_of)
+        depths = {row: next(depth for depth, end in enumerate(ends[row]) if end.steps <= enough) for row in rows}
+        cost = _until_all_end(depths, ends, work, cost_of)
         if cost < best_cost:
             best, best_cost = depths, cost
     return Together(best, plain / best_cost)
 
 
+class _End(NamedTuple):
+    """After how many steps a row is expected to end."""
+
+    steps: float
+    variance: float
+
+    @classmethod
+    def of(cls, left: int, work: DraftWork) -> "_End":
+        """With the same draft in every step."""
+        return cls(max(1.0, left / work.tokens), left * work.variance / work.tokens**3)
+
+
 def _until_all_end(
     depths: Mapping[int, int],
-    steps: Mapping[int, Sequence[float]],
+    ends: Mapping[int, Sequence[_End]],
     work: Mapping[int, Sequence[DraftWork]],
     cost_of: CostOf,
 ) -> float:
     """What all steps cost, each row leaving when it ends."""
-    ends = sorted(((steps[row][depth], row) for row, depth in depths.items()), reverse=True)
+    rows = sorted(depths, key=lambda row: ends[row][depths[row]].steps, reverse=True)
+    steps = _in_order([ends[row][depths[row]] for row in rows])
     cost = nodes = drafted = deepest = 0.0
-    until = ends[0][0]
-    for index, (_, row) in enumerate(ends):  # from the last one
+    until = steps[0]
+    for index, row in enumerate(rows):  # from the last one
         mine = work[row][depths[row]]
         nodes, drafted, deepest = nodes + mine.nodes, drafted + mine.drafted, max(deepest, mine.drafted)
-        before = ends[index + 1][0] if index + 1 < len(ends) else 0.0
+        before = steps[index + 1] if index + 1 < len(rows) else 0.0
         if before and until - before < TOGETHER:
             continue
         cost += (until - before) * cost_of(index + 1, nodes, deepest, drafted)
         until = before
     return cost
+
+
+def _in_order(ends: Sequence[_End]) -> list[float]:
+    """When the last row ends, the last but one, and so on, by when each of them is expected to; the latest comes first.
+
+    Those that are expected at the same time come apart by chance, others hardly.
+    """
+    steps, variance = [end.steps for end in ends], sum(end.variance for end in ends) / len(ends)
+    if not variance or len(ends) == 1:
+        return steps
+    apart = variance / (variance + pvariance(steps)) ** 0.5
+    return [max(1.0, one + apart * place) for one, place in zip(steps, _places(len(ends)), strict=True)]
+
+
+@cache
+def _places(count: int) -> list[float]:
+    """Where so many samples of a normal distribution are expected, from the highest one: Blom's approximation."""
+    normal = NormalDist()
+    return [normal.inv_cdf((count - index - 0.375) / (count + 0.25)) for index in range(count)]
 
 
 @final

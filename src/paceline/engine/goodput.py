@@ -139,7 +139,7 @@ class Goodput:
             return self._plain(rows)
         step = [work[row][depth] for row, depth in depths.items()]
         running, deepest = len(rows), max(one.drafted for one in step)
-        tokens, nodes, drafted = map(sum, zip(*step, strict=True))
+        tokens, _, nodes, drafted = map(sum, zip(*step, strict=True))
         plain, cost = cost_of(running, running), cost_of(running, nodes, deepest, drafted)
         more = cost_of(running, nodes + 1, deepest, drafted + 1) - cost
         least = min(max(0.0, more) * tokens / cost, MOST_LEAST) if self.ends_early else 0.0
@@ -148,19 +148,20 @@ class Goodput:
 
     def _work(self, state: RowState) -> list[DraftWork]:
         """What is expected of the drafts of a row by their depth, from 0."""
-        tokens, nodes, drafted = 1.0, 1.0, 0.0
-        found = [DraftWork(tokens, nodes, drafted)]
+        tokens, squared, nodes, drafted = 1.0, 0.0, 1.0, 0.0  # squared: of the accepted tokens
+        found = [DraftWork(tokens, 0.0, nodes, drafted)]
         for index, alive in enumerate(state.survival[: state.most]):
             drafts = submits = 1.0
             if self.ends_early:
                 reached = state.pool.reached
                 drafts, submits = reached[index - 1] if index else 1.0, reached[index]
             tokens += state.offers * alive
+            squared += (2 * index + 1) * state.offers * alive
             nodes += submits * state.offers * (self.num_nodes[index + 1] - self.num_nodes[index])
             if index == 0:
                 nodes += (1.0 - submits * state.offers) * self.num_unverified
             drafted += drafts
-            found.append(DraftWork(tokens, nodes, drafted))
+            found.append(DraftWork(tokens, squared - (tokens - 1) ** 2, nodes, drafted))
         return found
 
     def promise(self, choice: Choice, rows: Mapping[int, RowState]) -> float:
@@ -220,7 +221,7 @@ class Goodput:
         shift = (1, -1, 2)[turn % 3]
         other = {row: min(max(depth + shift, 1), rows[row].most) if depth else 0 for row, depth in depths.items()}
         work = [self._work(rows[row])[depth] for row, depth in other.items()]
-        tokens, nodes, drafted = map(sum, zip(*work, strict=True))
+        tokens, _, nodes, drafted = map(sum, zip(*work, strict=True))
         deepest = max(other.values())
         cost_of = self.knowledge.costs.of
         expected = tokens / cost_of(len(other), nodes, deepest, drafted)

@@ -11,7 +11,7 @@ FIRST = {design[0]: design for design in reversed(designs()) if design[1] == "co
 def test_no_drafter_lets_a_request_be_answered_wrongly_or_spoil_others():
     tally = Tally()
     for number, name in enumerate(sorted(FIRST)):
-        attack_with_bodies(FIRST[name], 12, number, tally)
+        attack_with_bodies(FIRST[name], 8, number, tally)
     assert tally["200"] > 50 and tally["400"] > 50 and tally["compared"] > 30
 
 
