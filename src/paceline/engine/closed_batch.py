@@ -10,7 +10,7 @@ any of them is expected to.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from statistics import NormalDist, pvariance
+from statistics import NormalDist
 from typing import NamedTuple, TypeAlias, final
 
 from paceline.engine.row_state import RowState
@@ -96,7 +96,9 @@ def _in_order(ends: Sequence[_End]) -> list[float]:
     steps, variance = [end.steps for end in ends], sum(end.variance for end in ends) / len(ends)
     if not variance or len(ends) == 1:
         return steps
-    apart = variance / (variance + pvariance(steps)) ** 0.5
+    mean = sum(steps) / len(steps)
+    seen = sum((one - mean) ** 2 for one in steps) / len(steps)
+    apart = variance / (variance + seen) ** 0.5
     return [max(1.0, one + apart * place) for one, place in zip(steps, _places(len(ends)), strict=True)]
 
 
