@@ -16,8 +16,8 @@ class Machine:
     a drafter takes to read one that it missed, in plain steps; of several drafters, one for each. ``draft_growth`` is
     what a further row adds to a drafted token. ``noise`` spreads times, and one step in ``disturbed`` takes five times
     as long. ``search`` is what a drafter takes, in plain steps, where the plan lets it search. ``ready`` (None: the
-    plan is not asked) is what a step takes more if rows are not plain; the target would read ``reread`` tokens again.
-    ``lasts``: requests do not end before their last token, which the plan may know.
+    plan is not asked) is what a step takes more, after its forward, if rows are not plain, likewise; the target would
+    read ``reread`` tokens again. ``lasts``: requests do not end before their last token, which the plan may know.
     """
 
     def __init__(
@@ -92,13 +92,12 @@ class Machine:
         forwards = max(depths) + self.draft_growth * (sum(depths) - max(depths))
         drafting = self.draft[plan.drafter] * forwards + self.missed * missed
         assert not max(depths) or not self.kept or self.kept[-1], "a plain request has no draft"
-        if self.kept and self.kept[-1]:
-            factor *= 1 + self.ready
-        seconds = factor * self.step_seconds(
+        reading = self.ready * factor * self.step_seconds(len(running)) if self.kept and self.kept[-1] else 0.0
+        seconds = reading + factor * self.step_seconds(
             len(running) + sum(depths) + self.unverified * sum(map(bool, depths)), drafting
         )
         drafting *= factor * PLAIN
-        target = seconds - drafting
+        target = seconds - reading - drafting
         searching = factor * PLAIN * self.search if plan.searches and max(depths) else 0.0
         self.num_searches += searching > 0
         self.seconds += seconds + searching
@@ -127,7 +126,7 @@ class Machine:
                 seconds=PhaseSeconds(
                     draft=searching + drafting,
                     score=0.85 * target,
-                    decide=0.1 * target,
+                    decide=reading + 0.1 * target,
                     rest=0.05 * target,
                     search=searching,
                 ),

@@ -55,12 +55,12 @@ def test_useless_drafts_cost_little(rows, machine):
 @pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.8, 0.95])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_it_comes_near_the_best_fixed_length(rows, acceptance, machine):
-    """On a noisy machine, from nothing. A batch may stay plain where no length gains more than a fifth."""
+    """On a noisy machine, from nothing, lessons included. A batch may stay plain where no length gains over a fifth."""
     options = dict(rows=rows, noise=0.05, disturbed=50, **MACHINES[machine])
     fixed = [serve(Fixed(depth), lambda *_: acceptance, **options).speedup for depth in range(MAX_DRAFT_TOKENS + 1)]
     auto = serve(controller(rows), lambda *_: acceptance, **options).speedup
     least = 0.87 if rows == 1 or max(fixed) > 1.2 * fixed[0] else 0.81
-    assert auto >= least * max(fixed) and auto >= 0.95 * fixed[0]
+    assert auto >= least * max(fixed) and auto >= 0.93 * fixed[0]
 
 
 def test_drafting_is_on_soon_after_a_text_becomes_predictable():
@@ -130,6 +130,39 @@ def test_slow_first_drafts_leave_hope(rows):
 
     served = Cold(controller(rows), rows=rows, growth=0.05).serve(lambda *_: 0.8, num_tokens=64, requests=1)
     assert sum(map(bool, served.depths[0][:16])) >= 8 and sum(map(bool, served.depths[0][16:])) >= 32
+
+
+def test_drafts_that_there_is_no_room_for_teach_no_cost():
+    """The last tokens of an output: what is planned is not drafted, and takes no time."""
+    plan = controller(4)
+    serve(plan, lambda row, _: 0.5 + 0.1 * row, rows=4, num_tokens=16, requests=20, growth=0.05, draft=0.1)
+    costs = [cost / depth for (depth, _), (cost, _) in plan.knowledge.costs.draft.known.items()]
+    assert len(costs) > 8 and max(costs) < 1.1 * min(costs)
+
+
+def learnt(line, measured):
+    """A curve that has seen each of ``measured``, (count, beside, cost), three times."""
+    curve = Curve(line)
+    for _ in range(3):
+        for count, beside, cost in measured:
+            curve.observe(count, cost, beside)
+    curve.refresh()
+    return curve
+
+
+def test_measurements_near_nothing_do_not_spoil_the_others():
+    measured = ((1, 3, 0.15), (2, 6, 0.3), (4, 12, 0.6), (2, 0, 0.0), (4, 0, 0.0), (1, 0, 0.15))
+    curve = learnt((0.05, 0.1, 0.008), measured)
+    assert 0.1 < curve(1, 3) < 0.3 and 0.2 < curve(2, 6) < 0.45 and 0.35 < curve(4, 12) < 0.9 and curve(1) < 0.3
+    base, per_count, _ = learnt((0.05, 0.1, 0.008), ((1, 0, 0.15), (2, 0, 0.0), (3, 0, 0.3))).line
+    assert base + per_count > 0.03
+
+
+def test_a_line_without_negative_parts_is_the_best_of_these():
+    """Costs that fall with the count: the best one without a slope, not the best of all cut off."""
+    measured = ((1, 0, 1.0), (2, 0, 0.7), (3, 0, 0.4))
+    base, per_count, _ = learnt((1.0, 0.1, 0.01), measured).line
+    assert per_count < 1e-3 and 0.4 < base < 0.75
 
 
 def test_rows_have_depths_of_their_own():

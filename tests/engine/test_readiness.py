@@ -80,6 +80,17 @@ def test_the_first_rows_of_a_batch_are_judged_with_those_that_wait():
     assert ready(3, 0) and not ready(3, 5) and not ready(8, 0)
 
 
+@pytest.mark.parametrize("slower", [0.8, 1.25])
+def test_what_being_ready_costs_is_known_on_a_machine_that_changes_its_speed(slower):
+    """It was fast while requests were ready, and is slow while they are plain, or the other way round."""
+    known = Knowledge()
+    serve(0.05, requests=2, ready=0.1, knowledge=known)
+    later = serve(0.05, requests=8, ready=0.1, knowledge=known, slowdown=lambda _: slower)
+    assert not any(later.kept[1:])
+    (share,) = [one._share for one in known.readiness.values() if one._share is not None]
+    assert share == pytest.approx(1 / 1.1, abs=0.025)
+
+
 def test_a_request_that_allows_no_draft_is_plain():
     plan = Controller(rows=1)
     assert not plan.drafts_for([0], [request([1], num_draft_tokens=0)], reread=0)

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias, final
 from paceline.engine.row_state import RowState
 
 TOGETHER = 0.5  # steps within which rows count as ending at once
-LEAST_GAIN = 0.01  # share of its steps that a further token must save a row to be looked at
+LEAST_SAVED = 0.01  # share of its steps that a further token must save a row to be looked at
 CostOf: TypeAlias = Callable[[int, float, float, float], float]  # StepCosts.of
 
 
@@ -44,7 +44,7 @@ def end_together(rows: Mapping[int, RowState], work: Mapping[int, Sequence[Draft
     plain = best_cost = _until_all_end(dict.fromkeys(rows, 0), ends, work, cost_of)
     best, last, least = dict.fromkeys(rows, 0), max(rows, key=lambda row: ends[row][-1].steps), float("inf")
     for enough, _ in ends[last]:
-        if enough > least * (1 - LEAST_GAIN):
+        if enough > least * (1 - LEAST_SAVED):
             continue
         least = enough
         depths = {row: next(depth for depth, end in enumerate(ends[row]) if end.steps <= enough) for row in rows}

@@ -84,8 +84,7 @@ class Controller(Plan):
         self._planning = 0.0  # seconds that the next drafted step was planned for
         self._pending: list[StepResult] = []  # that nothing was learnt from
         self._look = 1  # of so many
-        self._plan = StepPlan(0, off=NoDraft.SLOWER, searches=False)
-        self._count = SpeedCount()
+        self._plan, self._count = StepPlan(0, off=NoDraft.SLOWER, searches=False), SpeedCount()
         if num_search_nodes and timed:
             self._probes.search.open(self.knowledge.costs.of(1, num_search_nodes))
 
@@ -223,7 +222,8 @@ class Controller(Plan):
 
     def _learn_plain(self, results: Sequence[StepResult]) -> None:
         """Plain steps are only counted; of a whole run of them the last one tells the cost."""
-        count, seconds, running = len(results), sum(result.seconds.total for result in results), len(self.rows)
+        count, running, last = len(results), len(self.rows), results[-1].seconds
+        seconds = sum(result.seconds.total for result in results)
         for state in self.rows.values():
             state.missed += count
             state.wait -= count
@@ -232,8 +232,8 @@ class Controller(Plan):
         alone = self._plain.issuperset(self.rows) and costs.level > 0
         if count >= self._look and self._timed:
             if not alone:
-                costs.observe(StepWork(running, running), results[-1].seconds)
-            cost = results[-1].seconds.total / (plain * costs.level)
+                costs.observe(StepWork(running, running), last)
+            cost = costs.share_unread(running, last) if alone else last.total / (plain * costs.level)
         if alone:
             self.knowledge.readiness[self.knowledge.kind(self.rows)].observe(count, cost)
         if self._choice is not None:

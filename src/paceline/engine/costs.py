@@ -105,6 +105,14 @@ class StepCosts:
         least = speedup / self.verifying(rows, rows)
         return min([rows * (least * (cost + fixed) - 1) / count for count, cost in costs])
 
+    def share_unread(self, rows: int, seconds: PhaseSeconds) -> float:
+        """What a plain step that took ``seconds``, of which a draft head read nothing, is of one that it reads.
+
+        The forward is taken to be the same, for how long it takes says more of the machine's speed, which changes.
+        """
+        score = self.score(rows, rows - 1)
+        return seconds.total / seconds.score * score / (score + self.rest(rows, rows - 1))
+
     def observe(self, work: StepWork, seconds: PhaseSeconds, *, missed: int = 0) -> None:
         """Learn from a step. ``missed`` tokens had to be read by the drafter first, beyond those of the step before.
 

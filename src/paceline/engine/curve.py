@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import exp, inf, log
+from operator import mul
 from typing import final
 
 import numpy as np
@@ -22,6 +23,7 @@ SETTLED = 16  # measurements of a count from which on further ones weigh no more
 DOUBT = 0.5  # of the weight that is left to a count which promises little
 QUARTILE = 0.25  # which of many timings of one kind counts
 SPREAD = 0.05  # of a measurement, as a share of it
+LEAST_SPREAD = 0.5  # what it is at least a share of: this share of the mean measurement
 FIRST_SPREAD = 1.0  # of the first line, likewise
 LEAST = 1e-6  # no cost is nothing
 EXACT_COUNTS = 16  # counts up to this have an entry each, larger ones share one with those within a twelfth
@@ -117,45 +119,45 @@ class Curve:
         if not self.known:
             return
         self._fit_line()
-        groups: defaultdict[int, list[tuple[int, float, float]]] = defaultdict(list)
-        for (count, beside), (cost, times) in self.known.items():
-            ratio = cost / self._linear(count, beside)
-            groups[beside if self.grouped else 0].append((count, ratio, times))
+        # By group and count: costs, those of the line, and how often each was measured.
+        groups: defaultdict[int, dict[int, tuple[list[float], list[float], list[float]]]] = defaultdict(dict)
+        for (count, beside), (cost, times) in sorted(self.known.items()):
+            entry = groups[beside if self.grouped else 0].setdefault(count, ([], [], []))
+            for part, one in zip(entry, (cost, self._linear(count, beside), times), strict=True):
+                part.append(one)
         self._ratios.clear()
         self._tables.clear()
         for group, entries in groups.items():
-            counts: list[int] = []
-            ratios: list[float] = []
-            weights: list[float] = []
-            for count, ratio, times in sorted(entries):
-                if counts and counts[-1] == count:
-                    weights[-1] += times
-                    ratios[-1] += (ratio - ratios[-1]) * times / weights[-1]
-                else:
-                    counts.append(count)
-                    ratios.append(ratio)
-                    weights.append(times)
-            believed = [
-                (weight * ratio + OWN_WEIGHT) / (weight + OWN_WEIGHT)
-                for ratio, weight in zip(ratios, weights, strict=True)
-            ]
-            self._ratios[group] = (counts, believed)
+            believed: list[float] = []
+            for costs, lines, times in entries.values():
+                weight = sum(times)
+                ratio = sum(map(mul, times, costs)) / sum(map(mul, times, lines))
+                believed.append((weight * ratio + OWN_WEIGHT) / (weight + OWN_WEIGHT))
+            self._ratios[group] = (list(entries), believed)
 
     def _linear(self, count: float, beside: float) -> float:
         base, per_count, per_beside = self.line
         return base + per_count * count + per_beside * beside
 
     def _fit_line(self) -> None:
-        """The line by weighted least squares; the first one counts as a measurement of its own."""
+        """The line by weighted least squares, without negative parts; the first one counts as a measurement."""
         counts = np.array(list(self.known), dtype=float)
         known = np.array(list(self.known.values()))
         lines = np.column_stack([np.ones(len(counts)), counts])
-        weights = np.minimum(known[:, 1], SETTLED) / (SPREAD * known[:, 0]) ** 2
+        spread = SPREAD * np.maximum(known[:, 0], LEAST_SPREAD * known[:, 0].mean())
+        weights = np.minimum(known[:, 1], SETTLED) / spread**2
         first = np.array(self.first_line)
         prior = np.diag(1 / (FIRST_SPREAD * np.maximum(first, LEAST)) ** 2)
         sums = lines.T @ (lines * weights[:, None]) + prior
-        found = np.linalg.solve(sums, lines.T @ (weights * known[:, 0]) + prior @ first)
-        base, per_count, per_beside = (max(LEAST, float(one)) for one in found)
+        wanted, found = lines.T @ (weights * known[:, 0]) + prior @ first, np.full(len(first), LEAST)
+        free = np.full(len(first), True)
+        while free.any():  # without a part that would be negative the others are others
+            found[free] = np.linalg.solve(sums[free][:, free], wanted[free] - sums[free][:, ~free] @ found[~free])
+            if found.min() >= LEAST:
+                break
+            lowest = found.argmin()
+            free[lowest], found[lowest] = False, LEAST
+        base, per_count, per_beside = map(float, found)
         self.line = (base, per_count, per_beside)
 
     def _fill(self, group: int, last: int) -> list[float]:

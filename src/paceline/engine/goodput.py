@@ -89,7 +89,7 @@ class Goodput:
         ahead = 0.0  # tokens that are expected of all options that were not looked at, negative
         for row, state in rows.items():
             share = -state.offers
-            for index, alive in enumerate(state.survival[: state.most]):
+            for index, alive in enumerate(state.survival[: state.room]):
                 if alive < WORTHLESS:
                     break
                 options.append((share * alive, index, row))
@@ -150,7 +150,7 @@ class Goodput:
         """What is expected of the drafts of a row by their depth, from 0."""
         tokens, squared, nodes, drafted = 1.0, 0.0, 1.0, 0.0  # squared: of the accepted tokens
         found = [DraftWork(tokens, 0.0, nodes, drafted)]
-        for index, alive in enumerate(state.survival[: state.most]):
+        for index, alive in enumerate(state.survival[: state.room]):
             drafts = submits = 1.0
             if self.ends_early:
                 reached = state.pool.reached
@@ -217,9 +217,9 @@ class Goodput:
         What keeps them from being tried is doubted, so that one bad measurement does not rule them out for good.
         """
         if self.ends_early:
-            return {row: rows[row].most if depth else 0 for row, depth in depths.items()}
+            return {row: rows[row].room if depth else 0 for row, depth in depths.items()}
         shift = (1, -1, 2)[turn % 3]
-        other = {row: min(max(depth + shift, 1), rows[row].most) if depth else 0 for row, depth in depths.items()}
+        other = {row: min(max(depth + shift, 1), rows[row].room) if depth else 0 for row, depth in depths.items()}
         work = [self._work(rows[row])[depth] for row, depth in other.items()]
         tokens, _, nodes, drafted = map(sum, zip(*work, strict=True))
         deepest = max(other.values())

@@ -30,8 +30,8 @@ def learn_rows(
         if not tokens or state is None:
             continue
         num_running, nodes = num_running + 1, nodes + 1 + result.num_drafted[row]
+        depth = min(plan.depth_of(row), state.room)
         state.left -= len(tokens)
-        depth = min(plan.depth_of(row), state.most)
         if depth:
             read = depth if plan.stop is None else min(depth, result.num_drafted[row] + 1)
             deepest = max(deepest, read)

@@ -54,6 +54,11 @@ class RowState:
         left, lasts = request.max_tokens, request.lasts
         return cls(counts=Counts(max_depth), pool=pool, most=most, left=left, lasts=lasts, wait=wait)
 
+    @property
+    def room(self) -> int:
+        """The deepest draft there is room for: the target adds the last token itself."""
+        return min(self.most, max(0, self.left - 1))
+
     def expect(self) -> None:
         """Compute ``survival`` and ``offers``: from its own drafts and the pool, which weighs less the more the request
         differs.
