@@ -25,6 +25,7 @@ def imported(program, names):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_what_is_looked_for_has_these_names():
     program = "import torch._dynamo, torch.distributed.tensor, transformers.modeling_utils, transformers.generation"
     assert {*COMPILER, "scipy", "transformers", *MODELLING[:3]} - {"torch.onnx"} <= set(

@@ -102,7 +102,7 @@ def test_refused_options_raise_with_their_reason(name):
         SamplingParams(**{name: REFUSED_VALUES[name]})
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", HONOURED_OPTIONS)
 def test_supported_options_give_the_same_output_on_chains_and_trees(name):
     plain = run("none", ACTIVE[name])

@@ -146,7 +146,7 @@ def note_forks(decoder, seen):
 def assert_matches_reference(drafter, verifier, options):
     seen = Counter()
 
-    @settings(max_examples=10, derandomize=True, deadline=None, database=None)
+    @settings(max_examples=7, derandomize=True, deadline=None, database=None)
     @given(
         rounds=st.lists(st.lists(calls(options), min_size=1, max_size=4), min_size=1, max_size=2),
         rows=st.integers(1, 5),

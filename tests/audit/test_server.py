@@ -70,6 +70,7 @@ def test_correct_server_without_token_ids_passes_against_reencoded_text(target):
     assert len(found.notes) == 1 and "reports no token ids" in found.notes[0]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("reports", ["ids", "nothing"])
 def test_another_temperature_is_named(target, reports):
     found = run(target, Stub(target=altered(target, sharper), reports=reports), num_tokens=1500)
@@ -108,6 +109,7 @@ def test_ignored_seeds_are_noted(target):
     assert "differ when requested again with the same seed: the server ignores seeds" in found.notes[0]
 
 
+@pytest.mark.slow
 def test_other_prompt_lengths_are_named(target):
     found = run(target, Stub(target=target, bos=True))
     assert found.miscounted_prompts == tuple(range(8))
@@ -130,6 +132,7 @@ def test_wrong_logprobs_are_named(target):
     assert found.logprobs.mean == pytest.approx(0.2, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_completions_without_recoverable_tokens_are_refused(target):
     stub = Stub(target=target, reports="nothing")
     stub._response = lambda result, body: {"choices": [{"text": "\ufffd", "finish_reason": "length"}]}

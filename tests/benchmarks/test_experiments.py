@@ -51,6 +51,7 @@ def work(root):
     return root / "work"
 
 
+@pytest.mark.slow
 def test_runs_are_finished_once_and_those_of_other_settings_are_refused(root, work):
     said = list[str]()
     assert finished(training(root, "one"), work) and (work / "many" / "medusa" / "config.json").exists()

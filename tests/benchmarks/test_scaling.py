@@ -72,6 +72,7 @@ def test_a_point_is_the_step_that_it_says(point, depths):
     assert prepared.cache_bytes == (point.rows + 1) * (point.context + point.depth + 2 + point.nodes) * slot
 
 
+@pytest.mark.slow
 def test_points_take_turns_and_what_the_file_holds_is_not_timed_again(tmp_path, monkeypatch):
     target = runnable(load(pair().target, device="cpu"))
     raw = RawFile(tmp_path / "raw.jsonl")

@@ -17,6 +17,7 @@ def size(path):
     return path.stat().st_size if path.exists() else 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("ending", "times"),

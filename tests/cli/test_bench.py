@@ -184,6 +184,7 @@ def programs(tmp_path, monkeypatch):
     monkeypatch.delenv("PACELINE_LLAMA_CPP", raising=False)
 
 
+@pytest.mark.slow
 def test_programs_are_peers_and_missing_ones_are_reported(raw, programs, capsys):
     options = ("--k", "1,2", "--drafter", "ngram", "--batch", "1,2", "--peers", "--html", "--dtype", "float32")
     assert bench(raw, *options) == 0

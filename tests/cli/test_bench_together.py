@@ -86,6 +86,7 @@ def test_several_drafters_and_options_are_one_side(raw, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_suffixes_of_ours_and_of_vllm_are_paired(raw, programs, tmp_path, capsys):
     options = ("--drafter", "suffix:max_tokens=0", "--k", "2", "--peer", "vllm", "--peer-k", "vllm-draft=none")
     assert bench(raw, *options, "--peer-k", "vllm-suffix=4") == 0

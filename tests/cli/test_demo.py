@@ -60,6 +60,7 @@ def test_difference_in_the_timed_runs_alone_makes_the_demo_fail(capsys, monkeypa
     assert "DIFFERENT" not in out and "The tokens differ" in out
 
 
+@pytest.mark.slow
 def test_difference_in_the_shown_runs_alone_makes_the_demo_fail(capsys, monkeypatch):
     monkeypatch.setitem(DRAFTERS.entries, "model", "tests.cli.broken:LateScribbler")
     assert demo(*of_pair(), *DRAFTED, tokens=60) == 1

@@ -109,6 +109,7 @@ def test_outputs_of_sounds_are_those_of_transcriptions(whisper, tmp_path, capsys
     assert regenerate(whole.directory, own, *options) == 0 and own.read_bytes() == written
 
 
+@pytest.mark.slow
 def test_a_draft_for_whisper_is_trained_and_transcribes_the_same(whisper, tmp_path, capsys):
     whole, root = whisper
     own = tmp_path / "own.jsonl"

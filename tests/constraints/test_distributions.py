@@ -167,6 +167,7 @@ def test_the_distribution_is_the_same_with_forced_tokens_that_are_not_certain(ve
         assert distance(found, target, 6, grammar=grammar, tilt=False) <= BOUND
 
 
+@pytest.mark.slow
 def test_grown_trees_of_two_steps_have_the_distribution_too():
     target, draft = TABLES["full support"]
     topology = Topology(((0,), (1,), (0, 0)))

@@ -133,6 +133,7 @@ def test_guided_rows_beside_a_free_one(temperature, kernel, crossed):
     test_guidance.test_guided_rows_beside_a_free_one_are_those_of_plain_forwards("model", temperature, kernel)
 
 
+@pytest.mark.slow
 @every_verifier
 def test_a_row_of_a_batch_equals_that_row_alone(verifier, crossed):
     test_conformance.test_a_row_of_a_batch_equals_that_row_alone("model", verifier)
@@ -143,11 +144,13 @@ def test_reused_slots_carry_nothing_over(verifier, crossed):
     test_conformance.test_reused_slots_carry_nothing_over("model", verifier)
 
 
+@pytest.mark.slow
 @every_verifier
 def test_scratch_is_never_read(verifier, crossed):
     test_conformance.test_scratch_is_never_read("model", verifier)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", test_conformance.WANDERING)
 @every_verifier
 def test_rows_may_have_depths_of_their_own(verifier, way, crossed):

@@ -53,6 +53,7 @@ def test_counts_are_those_of_the_outputs(shape, stops):
     assert kept[1] > 0
 
 
+@pytest.mark.slow
 def test_the_best_topology_for_what_was_measured_accepts_more_than_a_chain_of_its_size():
     requests = [request(p, max_tokens=60) for p in PROMPTS]
     drafter, decoder = measured(caterpillar(6, 3), 6, requests)

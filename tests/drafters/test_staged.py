@@ -294,6 +294,7 @@ def test_recorded_steps_and_late_results_give_the_same_samples():
     assert tuple(same) == (tokens, counts) and replayed > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verifier", ["rejection", "block", "traversal"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_samples_of_equal_models_are_accepted_whole(temperature, verifier):
@@ -312,6 +313,7 @@ def test_samples_of_equal_models_are_accepted_whole(temperature, verifier):
     assert temperature or result.texts == [expected(one) for one in requests]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [False, True])
 @pytest.mark.parametrize("halves", [False, True])
 def test_samples_do_not_depend_on_how_deep_neighbours_are_drafted_for(halves, kernel):

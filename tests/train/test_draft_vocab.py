@@ -55,6 +55,7 @@ def test_the_most_frequent_tokens_are_drafted_and_validations_know_it(folder, tm
     assert length == pytest.approx(saved["validation.draft.greedy.tokens_per_step"], rel=0.05) and length > 1.2
 
 
+@pytest.mark.slow
 def test_a_draft_that_shares_the_encoder_has_one_too(tmp_path):
     validation = {"every": 2, "prompts": 2, "tokens": 8, "k": 2}
     fields = {"draft": {"layers": [0, -1], "vocab_size": 56}, "schedule": {"steps": 2, "warmup": 0}}

@@ -67,6 +67,7 @@ def trained(tmp_path_factory):
     return root / "run"
 
 
+@pytest.mark.slow
 def test_both_losses_fall_and_the_exit_is_accepted(trained):
     steps = [one for one in log(trained) if "target.text" in one]
     first, last = steps[0], steps[-1]

@@ -123,6 +123,7 @@ def test_a_fixed_choice_is_accepted_with_the_targets_probability(verifier):
     assert abs(rate - chance) < 4 * (chance * (1 - chance) / ROWS) ** 0.5
 
 
+@pytest.mark.slow
 def test_shared_noise_accepts_as_often_as_the_race_allows():
     """P(match) = sum_x 1 / sum_y max(p_y / p_x, q_y / q_x) (2408.07978)."""
     p, q = random_table(1), random_table(2)

@@ -44,7 +44,7 @@ def each(table):
     )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @each(VERIFIERS)
 @pytest.mark.parametrize("one_distribution", [True, False])
 def test_the_distribution_is_the_targets(kind, shape, one_distribution):
