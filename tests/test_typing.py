@@ -58,10 +58,12 @@ def found(tmp_path_factory):
     }
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_readme_pass_strictly(found):
     assert found["readme"] == [] and found["drop_in"] == []
 
 
+@pytest.mark.slow
 def test_every_name_is_found_statically_and_no_other(found):
     assert found["names"] == []
     wrong = " ".join(found["misspelt"])

@@ -36,7 +36,6 @@ def drafter(draws, shape):
     return ModelDrafter(lm=lm.requires_grad_(False).eval(), vocab=vocab, draws=draws, shape=shape)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", [pytest.param(case, id=str(case)) for case in KNOWN])
 def test_the_joint_distribution_is_the_targets(case, monkeypatch):
     monkeypatch.setattr(

@@ -78,7 +78,6 @@ def params(found):
     return [pytest.param(case, id=str(case), marks=[] if case.shape in FEW else [pytest.mark.slow]) for case in found]
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", params(CASES))
 def test_the_joint_distribution_of_real_outputs_is_the_targets(case):
     found = sample(case, num_sequences=SEQUENCES, rows=ROWS, seed=CASES.index(case))

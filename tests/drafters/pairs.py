@@ -30,7 +30,7 @@ def randomised(head, scale=0.3, seed=5):
     return head
 
 
-def blank(head, target, *, noise, seed=5):
+def feed_forwards_alone(head, target, *, noise, seed=5):
     """Own weights for ``head``: zeros, but for the feed-forwards of its layers, which are the target's with noise."""
     own = {name: torch.zeros_like(tensor) for name, tensor in head.own_state().items()}
     generator = torch.Generator().manual_seed(seed)

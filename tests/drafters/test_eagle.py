@@ -9,12 +9,12 @@ from tests import tiny as models
 from tests.drafters.pairs import (
     DEEPEST,
     SHAPES,
-    blank,
     check_cache,
     check_outputs,
     check_overfitted,
     check_parity,
     check_trees,
+    feed_forwards_alone,
     randomised,
 )
 
@@ -34,7 +34,7 @@ def echo(target, noise=0.0, **options):
     but a factor.
     """
     head = new_head(target, num_layers=target.num_layers, **options)
-    own = blank(head, target, noise=noise)
+    own = feed_forwards_alone(head, target, noise=noise)
     size = target.config.hidden_size
     own["fc.weight"][:, :size] = torch.eye(size)
     head.load_own_state(own)

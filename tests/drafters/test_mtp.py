@@ -10,12 +10,12 @@ from tests import tiny as models
 from tests.drafters.pairs import (
     DEEPEST,
     SHAPES,
-    blank,
     check_cache,
     check_outputs,
     check_overfitted,
     check_parity,
     check_trees,
+    feed_forwards_alone,
     randomised,
 )
 from tests.drafters.test_eagle3 import guessable_target as guessable_target  # embeddings of one length
@@ -36,7 +36,7 @@ def echo(target, noise=0.0, **options):
     """
     config, size = target.config, target.config.hidden_size
     head = new_head(target, **{"num_layers": target.num_layers, "zero_first": False, **options})
-    own = blank(head, target, noise=noise)
+    own = feed_forwards_alone(head, target, noise=noise)
     rms = (target.embed.weight.square().mean(-1) + config.norm_eps).sqrt().mean()
     own["embedding_norm.weight"] += 1
     own["eh_proj.weight"][:, size:] = rms * torch.eye(size)  # the feature is first

@@ -5,8 +5,9 @@ from itertools import pairwise, product
 
 import pytest
 
-from paceline.engine.closed_batch import DraftWork, Refills, _End, _in_order, end_together
+from paceline.engine.closed_batch import Refills, _End, _in_order, end_together
 from paceline.engine.controller import Controller
+from paceline.engine.draft_work import DraftWork, StepDrafts
 from paceline.engine.goodput import Goodput
 from paceline.engine.knowledge import Knowledge
 from paceline.engine.row_state import RowState
@@ -42,8 +43,8 @@ def cost_until_the_end(depths, left, work):
     return cost
 
 
-def rows_of(left):
-    pool = Knowledge().greedy
+def rows_of(left, pool=None):
+    pool = pool or Knowledge().greedy
     return {
         row: RowState.of(request([1], max_tokens=most), pool=pool, max_depth=8, plain=False)
         for row, most in left.items()
@@ -62,6 +63,31 @@ def test_no_other_depths_are_much_faster():
         tried = (dict(zip(left, chosen, strict=True)) for chosen in product(range(5), repeat=3))
         best = min(cost_until_the_end(one, left, work) for one in tried)
         assert speedup >= 0.92 * plain / best and speedup >= 1
+
+
+def test_a_drafter_runs_as_deep_as_any_row_goes():
+    """Two rows whose second token is drafted in half of the steps, each by itself: in three of four for one of them."""
+    step, work = StepDrafts(2), [DraftWork(1, 0, 1, 0), DraftWork(1.6, 0.24, 2, 1), DraftWork(1.9, 0.5, 2.5, 1.5)]
+    for _ in range(2):
+        step.add_row(work, 2)
+    assert (step.rows, step.nodes, step.drafted, step.deepest) == (2, 5, 3, 1.75) and step.tokens == pytest.approx(3.8)
+    step.add_row(work, 0)
+    assert (step.rows, step.nodes, step.drafted, step.deepest) == (3, 6, 3, 1.75)
+
+
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_the_work_of_a_step_is_that_of_the_search_for_the_most_tokens(ends_early):
+    """Which adds it up token by token: with the same rows and depths, the same goodput and cost."""
+    goodput = Goodput(Knowledge(growth=0.02), range(9), num_unverified=2, ends_early=ends_early)
+    rows = rows_of({row: 64 for row in range(4)}, pool=goodput.knowledge.greedy)
+    for row, state in rows.items():
+        state.counts.add(num_accepted=2 * row, depth=8, keep=1.0)
+        state.expect()
+    chosen, cost_of = goodput._most_tokens(rows), goodput.knowledge.costs.of
+    depths = {row: chosen.depths.get(row, 0) for row in rows}
+    step = goodput._step(depths, {row: goodput._work(state) for row, state in rows.items()})
+    assert len(set(depths.values())) > 1 and chosen.expected == pytest.approx(step.speedup(cost_of))
+    assert chosen.cost == pytest.approx(step.cost(cost_of) / cost_of(4, 4))
 
 
 def test_rows_that_are_ahead_draft_no_more_than_they_need():

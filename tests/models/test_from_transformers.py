@@ -101,8 +101,10 @@ def test_at_most_one_packed_tensor_is_in_memory_twice(monkeypatch):
         return joined
 
     monkeypatch.setattr(torch, "cat", joining)
-    from_transformers(model)
-    gc.unfreeze()
+    try:
+        from_transformers(model)
+    finally:
+        gc.unfreeze()
     assert len(seen) == 2 * 3  # two groups in every layer
     assert all(more <= size + 1024 for more, size in seen)
     assert all(more >= size for more, size in seen), "the measure sees what is held twice"

@@ -38,7 +38,6 @@ def noisy_copy(model):
     return adapt(model)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_greedy_sequences_equal_generate_plain_and_drafted(layout):
     model, ours = pair(layout, torch.float64)

@@ -8,25 +8,16 @@ What a draft gains is chance, so that rows which are expected to end together do
 any of them is expected to.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from statistics import NormalDist
-from typing import NamedTuple, TypeAlias, final
+from typing import NamedTuple, final
 
+from paceline.engine.draft_work import CostOf, DraftWork, StepDrafts
 from paceline.engine.row_state import RowState
 
 TOGETHER = 0.5  # steps within which rows count as ending at once
-LEAST_SAVED = 0.01  # share of its steps that a further token must save a row to be looked at
-CostOf: TypeAlias = Callable[[int, float, float, float], float]  # StepCosts.of
-
-
-class DraftWork(NamedTuple):
-    """What is expected of the draft of a row, and what it adds to a step; the root is counted."""
-
-    tokens: float  # that the row gains
-    variance: float  # of these
-    nodes: float
-    drafted: float
+LEAST_SAVED = 0.05  # share of its steps that a further token must save a row to be looked at
 
 
 class Together(NamedTuple):
@@ -75,15 +66,13 @@ def _until_all_end(
     """What all steps cost, each row leaving when it ends."""
     rows = sorted(depths, key=lambda row: ends[row][depths[row]].steps, reverse=True)
     steps = _in_order([ends[row][depths[row]] for row in rows])
-    cost = nodes = drafted = deepest = 0.0
-    until = steps[0]
+    step, cost, until = StepDrafts(max(depths.values())), 0.0, steps[0]
     for index, row in enumerate(rows):  # from the last one
-        mine = work[row][depths[row]]
-        nodes, drafted, deepest = nodes + mine.nodes, drafted + mine.drafted, max(deepest, mine.drafted)
+        step.add_row(work[row], depths[row])
         before = steps[index + 1] if index + 1 < len(rows) else 0.0
         if before and until - before < TOGETHER:
             continue
-        cost += (until - before) * cost_of(index + 1, nodes, deepest, drafted)
+        cost += (until - before) * step.cost(cost_of)
         until = before
     return cost
 

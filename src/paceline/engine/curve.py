@@ -8,7 +8,6 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import exp, inf, log
-from operator import mul
 from typing import final
 
 import numpy as np
@@ -119,21 +118,20 @@ class Curve:
         if not self.known:
             return
         self._fit_line()
-        # By group and count: costs, those of the line, and how often each was measured.
-        groups: defaultdict[int, dict[int, tuple[list[float], list[float], list[float]]]] = defaultdict(dict)
+        # By group and count: sums of costs and of those of the line, as often as they were measured, and how often.
+        groups: defaultdict[int, dict[int, tuple[float, float, float]]] = defaultdict(dict)
         for (count, beside), (cost, times) in sorted(self.known.items()):
-            entry = groups[beside if self.grouped else 0].setdefault(count, ([], [], []))
-            for part, one in zip(entry, (cost, self._linear(count, beside), times), strict=True):
-                part.append(one)
+            group = groups[beside if self.grouped else 0]
+            costs, lines, weight = group.get(count, (0.0, 0.0, 0.0))
+            group[count] = costs + times * cost, lines + times * self._linear(count, beside), weight + times
         self._ratios.clear()
         self._tables.clear()
-        for group, entries in groups.items():
-            believed: list[float] = []
-            for costs, lines, times in entries.values():
-                weight = sum(times)
-                ratio = sum(map(mul, times, costs)) / sum(map(mul, times, lines))
-                believed.append((weight * ratio + OWN_WEIGHT) / (weight + OWN_WEIGHT))
-            self._ratios[group] = (list(entries), believed)
+        for group, counts in groups.items():
+            believed = [
+                (weight * costs / lines + OWN_WEIGHT) / (weight + OWN_WEIGHT)
+                for costs, lines, weight in counts.values()
+            ]
+            self._ratios[group] = (list(counts), believed)
 
     def _linear(self, count: float, beside: float) -> float:
         base, per_count, per_beside = self.line

@@ -5,8 +5,9 @@ from itertools import cycle
 from typing import NamedTuple, final
 
 from paceline.engine.calibration import Calibration
-from paceline.engine.closed_batch import DraftWork, Refills, end_together
+from paceline.engine.closed_batch import Refills, end_together
 from paceline.engine.costs import StepWork
+from paceline.engine.draft_work import DraftWork, StepDrafts, work_by_depth
 from paceline.engine.knowledge import Knowledge
 from paceline.engine.readiness import WORTH
 from paceline.engine.row_state import RowState
@@ -83,6 +84,7 @@ class Goodput:
         """The depths of the highest goodput.
 
         Tokens are added in the order of their chance to be accepted, so the best number of them is found on the way.
+        They add up as in StepDrafts, but those alone that are looked at, for nothing takes the controller longer.
         """
         num_nodes, ends_early, cost_of, running = self.num_nodes, self.ends_early, self.knowledge.costs.of, len(rows)
         options: list[tuple[float, int, int]] = []  # minus the chance, depth - 1, row
@@ -137,32 +139,21 @@ class Goodput:
         chosen = {row: depth for row, depth in depths.items() if depth}
         if not chosen or speedup < self._switch(rows):
             return self._plain(rows)
-        step = [work[row][depth] for row, depth in depths.items()]
-        running, deepest = len(rows), max(one.drafted for one in step)
-        tokens, _, nodes, drafted = map(sum, zip(*step, strict=True))
-        plain, cost = cost_of(running, running), cost_of(running, nodes, deepest, drafted)
-        more = cost_of(running, nodes + 1, deepest, drafted + 1) - cost
-        least = min(max(0.0, more) * tokens / cost, MOST_LEAST) if self.ends_early else 0.0
-        goodput = tokens / running * plain / cost
-        return Choice(chosen, goodput, cost / plain, least, calibration, speedup / goodput)
+        step = self._step(depths, work)
+        goodput, cost = step.speedup(cost_of), step.cost(cost_of) / cost_of(step.rows, step.rows)
+        least = min(step.least(cost_of, max(depths.values())), MOST_LEAST) if self.ends_early else 0.0
+        return Choice(chosen, goodput, cost, least, calibration, speedup / goodput)
 
     def _work(self, state: RowState) -> list[DraftWork]:
         """What is expected of the drafts of a row by their depth, from 0."""
-        tokens, squared, nodes, drafted = 1.0, 0.0, 1.0, 0.0  # squared: of the accepted tokens
-        found = [DraftWork(tokens, 0.0, nodes, drafted)]
-        for index, alive in enumerate(state.survival[: state.room]):
-            drafts = submits = 1.0
-            if self.ends_early:
-                reached = state.pool.reached
-                drafts, submits = reached[index - 1] if index else 1.0, reached[index]
-            tokens += state.offers * alive
-            squared += (2 * index + 1) * state.offers * alive
-            nodes += submits * state.offers * (self.num_nodes[index + 1] - self.num_nodes[index])
-            if index == 0:
-                nodes += (1.0 - submits * state.offers) * self.num_unverified
-            drafted += drafts
-            found.append(DraftWork(tokens, squared - (tokens - 1) ** 2, nodes, drafted))
-        return found
+        return work_by_depth(state, self.num_nodes, num_unverified=self.num_unverified, ends_early=self.ends_early)
+
+    def _step(self, depths: Mapping[int, int], work: Mapping[int, Sequence[DraftWork]]) -> StepDrafts:
+        """A step with drafts of these depths."""
+        step = StepDrafts(len(self.num_nodes) - 1)
+        for row, depth in depths.items():
+            step.add_row(work[row], depth)
+        return step
 
     def promise(self, choice: Choice, rows: Mapping[int, RowState]) -> float:
         """Expected speed over plain decoding with ``choice``; what drafters must read first is spread over ``HORIZON``.
@@ -220,17 +211,13 @@ class Goodput:
             return {row: rows[row].room if depth else 0 for row, depth in depths.items()}
         shift = (1, -1, 2)[turn % 3]
         other = {row: min(max(depth + shift, 1), rows[row].room) if depth else 0 for row, depth in depths.items()}
-        work = [self._work(rows[row])[depth] for row, depth in other.items()]
-        tokens, _, nodes, drafted = map(sum, zip(*work, strict=True))
-        deepest = max(other.values())
-        cost_of = self.knowledge.costs.of
-        expected = tokens / cost_of(len(other), nodes, deepest, drafted)
-        expected *= cost_of(len(other), len(other)) / len(other)
+        step, cost_of = self._step(other, {row: self._work(rows[row]) for row in other}), self.knowledge.costs.of
+        expected = step.speedup(cost_of)
         if other == depths:
             return {}
         if expected > NEARLY * least:
             return other
-        self.knowledge.costs.doubt(StepWork(len(other), nodes, deepest, drafted))
+        self.knowledge.costs.doubt(StepWork(step.rows, step.nodes, step.deepest, step.drafted))
         return {}
 
     def probe_cost(self, num_rows: int, probing: Sequence[RowState]) -> float:
