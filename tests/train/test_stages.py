@@ -84,7 +84,7 @@ def test_first_stage_leaves_the_target_and_the_second_trains_both(head, folder, 
 
 def target_states(trainer):
     return [
-        trainer.optimizer.state[parameter]
+        trainer.optimizers[0].state[parameter]
         for name, parameter in trainer.parameters.items()
         if name.startswith("trunk.")
     ]
@@ -124,7 +124,7 @@ def test_second_stage_has_the_gradients_of_both_losses_and_the_rates_of_both(fol
     torch.testing.assert_close(found.loss, wanted.loss, rtol=0, atol=0)
     steps(trainer, 1)
     cosine = learning_rate_factor(run.config.schedule, step)
-    rates = {group["part"]: group["lr"] for group in trainer.optimizer.param_groups}
+    rates = {group["part"]: group["lr"] for group in trainer.optimizers[0].param_groups}
     assert rates == pytest.approx({"trunk": 0.002 * cosine * 3 / 4, "heads": 0.02 * cosine}, rel=1e-12)
 
 

@@ -23,6 +23,7 @@ OPTIONS = {
     "plain": {},
     "everything": {"dropout": 0.2, "accumulate": 2, "ema": 0.8},
     "layer skip": {"layer_skip": SKIP, "accumulate": 2},
+    "Muon": {"optimiser": {"kind": "muon"}},
 }
 
 

@@ -16,11 +16,11 @@ from tests import tiny
 from tests.train.synthetic import corpus
 
 
-def options(steps=12, *, rate=1e-2, warmup=3, dropout=0.0, checkpoint_every=5, keep=2, **fields):
+def options(steps=12, *, rate=1e-2, warmup=3, dropout=0.0, checkpoint_every=5, keep=2, optimiser=None, **fields):
     return LoopConfig.model_validate(
         {
             "schedule": {"steps": steps, "warmup": warmup},
-            "optimiser": {"learning_rate": rate, "dropout": dropout},
+            "optimiser": {"learning_rate": rate, "dropout": dropout, **(optimiser or {})},
             "checkpoints": {"every": checkpoint_every, "keep": keep},
             "log_every": 2,
             "validate_every": 4,

@@ -45,12 +45,12 @@ def make_task(*, joint, skips):
     )
 
 
-def train(folder, strategy, steps, *, joint, accumulate=1, until=None, skips=False):
+def train(folder, strategy, steps, *, joint, accumulate=1, until=None, skips=False, optimiser="adamw"):
     """Train with a trivial validation; returns the full weights by name."""
     config = LoopConfig.model_validate(
         {
             "schedule": {"steps": steps, "warmup": 2},
-            "optimiser": {"learning_rate": 3e-3},
+            "optimiser": {"kind": optimiser, "learning_rate": 3e-3},
             "checkpoints": {"every": 2},
             "precision": "fp32",
             "accumulate": accumulate,
@@ -95,13 +95,13 @@ class Ending:
         return self.batches.batch(step, rows)
 
 
-def run_rank(environment, folder, name, joint, accumulate, until, skips):
+def run_rank(environment, folder, name, fields):
     """The entry point of a process; it exits at once, because gloo may abort an interpreter that shuts down."""
     os.environ.update(environment)
     torch.set_num_threads(1)
     try:
         strategy = open_strategy(name, device="cpu")
-        weights = train(folder, strategy, 6, joint=joint, accumulate=accumulate, until=until, skips=skips)
+        weights = train(folder, strategy, 6, **fields)
         if strategy.main:
             save_file(weights, folder / "weights.safetensors")
         strategy.close()

@@ -115,13 +115,24 @@ class LossSection(Section):
 
 
 class OptimiserSection(Section):
-    """AdamW; only matrices have weight decay."""
+    """AdamW, or Muon for hidden matrices beside AdamW for the rest; only matrices have weight decay."""
 
+    kind: Literal["adamw", "muon"] = "adamw"
     learning_rate: PositiveFloat
+    muon_learning_rate: PositiveFloat | None = None  # of the matrices that Muon updates; None: learning_rate
     weight_decay: NonNegativeFloat = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     clip: PositiveFloat = 1.0  # largest norm of all gradients
     dropout: float = Field(default=0.0, ge=0, lt=1)  # of a model that is trained
+
+    @model_validator(mode="after")
+    def _rate_of_muon(self) -> Self:
+        if self.muon_learning_rate is not None and self.kind != "muon":
+            raise ValueError(
+                f"muon_learning_rate={self.muon_learning_rate:g} with kind={self.kind}: Muon updates no matrix; give "
+                "kind: muon, or leave muon_learning_rate out"
+            )
+        return self
 
 
 class ScheduleSection(Section):

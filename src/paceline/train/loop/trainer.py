@@ -1,4 +1,4 @@
-"""The training loop: AdamW over a task, with checkpoints, validation and logs."""
+"""The training loop over a task, with checkpoints, validation and logs."""
 
 import logging
 import math
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim import Muon
 
 from paceline.train.batches import Batches, TrainBatch
 from paceline.train.config import LoopConfig
@@ -18,6 +19,7 @@ from paceline.train.loop.checkpoints import Checkpoints
 from paceline.train.loop.distributed import Single, Strategy
 from paceline.train.loop.float32_products import fast_products
 from paceline.train.loop.loggers import JsonLines, Logger
+from paceline.train.loop.optimizers import make_optimizers, part_of
 from paceline.train.loop.progress import TrainProgress
 from paceline.train.loop.schedule import learning_rate_factor
 from paceline.train.loop.stopping import Stopped, StopSignals
@@ -76,7 +78,7 @@ class Trainer:
         self.task = task
         self.wrapped = self.strategy.wrap(task)
         self.parameters = task.trained()
-        self.optimizer = _optimizer(self.parameters, config)
+        self.optimizers = make_optimizers(self.parameters, config.optimiser)
         self.average = None if config.ema is None else WeightAverage(task=task, decay=config.ema)
         self.checkpoints = Checkpoints(
             folder=folder / "checkpoints", keep=config.checkpoints.keep, strategy=self.strategy
@@ -129,11 +131,14 @@ class Trainer:
         norm = float(self.strategy.full_tensor(norm))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._raise_diverged(loss, parts, outputs)
-        rate = self.config.optimiser.learning_rate * learning_rate_factor(self.config.schedule, self.step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * self.task.relative_rate(group["part"], self.step)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        factor = learning_rate_factor(self.config.schedule, self.step)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["rate"] * factor * self.task.relative_rate(group["part"], self.step)
+            # Muon's products are of bfloat16 in either precision.
+            with fast_products(self.strategy.device) if isinstance(optimizer, Muon) else nullcontext():
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update(self.task)
         self.step += 1
@@ -185,7 +190,7 @@ class Trainer:
     def _drop_untrained(self) -> None:
         """Forget the gradients of parts that this step does not train: the optimiser must know nothing of them."""
         for name, parameter in self.parameters.items():
-            if self.task.relative_rate(_part(name), self.step) == 0:
+            if self.task.relative_rate(part_of(name), self.step) == 0:
                 parameter.grad = None
 
     def _raise_diverged(
@@ -226,7 +231,7 @@ class Trainer:
             self.best.update(value, score.metrics, task.trained(), step=self.step)
 
     def _log_step(self, loss: float, norm: float, outputs: Sequence[TaskOutput], progress: TrainProgress) -> None:
-        rates = {group["part"]: group["lr"] for group in self.optimizer.param_groups}
+        rates = {group["part"]: group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups}
         values = {"loss": loss, "gradient_norm": norm, "learning_rate": list(rates.values())[-1]}  # of the heads
         if self.task.in_stages:
             values["learning_rate.target"] = rates[TRUNK]
@@ -246,9 +251,9 @@ class Trainer:
     def _state(self) -> dict[str, Tensor]:
         """Every tensor of a checkpoint, not copied."""
         tensors = {f"model.{name}": parameter.detach() for name, parameter in self.parameters.items()}
+        states = {parameter: state for optimizer in self.optimizers for parameter, state in optimizer.state.items()}
         for name, parameter in self.parameters.items():
-            for key, value in self.optimizer.state[parameter].items():
-                tensors[f"optimizer.{name}.{key}"] = value
+            tensors.update({f"optimizer.{name}.{key}": value for key, value in states[parameter].items()})
         if self.average is not None:
             tensors.update({f"average.{name}": tensor for name, tensor in self.average.tensors.items()})
         return tensors
@@ -266,28 +271,6 @@ class Trainer:
             self.step = meta["step"]
             self.best.load_state(meta["best"])
         self.strategy.on_main(lambda: self.lines.begin(self.step))
-
-
-def _optimizer(parameters: Mapping[str, nn.Parameter], config: LoopConfig) -> torch.optim.AdamW:
-    """AdamW whose state exists from the start, so that a checkpoint can be read into it."""
-    options = config.optimiser
-    members: dict[tuple[bool, str], list[nn.Parameter]] = {}
-    for name, parameter in parameters.items():
-        members.setdefault((parameter.dim() >= 2, _part(name)), []).append(parameter)
-    groups = [
-        {"params": found, "part": part, "weight_decay": options.weight_decay if is_matrix else 0.0}
-        for (is_matrix, part), found in members.items()
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=options.learning_rate, betas=options.betas)
-    for parameter in parameters.values():
-        zeros = {key: torch.zeros_like(parameter, requires_grad=False) for key in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[parameter] = {"step": torch.tensor(0.0), **zeros}
-    return optimizer
-
-
-def _part(name: str) -> str:
-    """The submodule of the task that has the parameter ``name``."""
-    return name.partition(".")[0]
 
 
 def _on_host(value: Tensor) -> Tensor:
