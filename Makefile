@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # What running needs is installed, and what developing needs.
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
+# But for what nothing imports; and if a package holds a file that is no Python, the others count.
+COMPILE := $(BIN)/python -m compileall -q -j 0 -x 'site-packages/.*/tests?/|transformers/models/' $(VENV)/lib > /dev/null 2>&1 || true
 
 .PHONY: page demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters bench-corrections bench-speech bench-semantic experiments small-targets experiment-exits experiment-joint experiment-blocks experiment-validation experiment-trees experiment-lengths bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads zoo zoo-train zoo-short clean clients bench-load
 
@@ -17,10 +19,11 @@ $(RUNS): pyproject.toml constraints.txt demo/pyproject.toml
 $(STAMP): $(RUNS)
 	@echo "Installing what tests and documentation need"
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable . --editable ./demo --group dev
-	@# On all cores. Tests start Python hundreds of times, which reads source three times slower, and modules that warn as
-	@# they are compiled would fail where warnings are errors.
-	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
+	@# Modules are compiled on all cores, and while others are being installed. Tests start Python hundreds of times, which
+	@# reads source three times slower, and modules that warn as they are compiled would fail where warnings are errors.
+	$(COMPILE) & $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable . \
+	  --editable ./demo --group dev && wait
+	$(COMPILE)
 	touch $(STAMP)
 
 demo: $(RUNS)  ## Watch a prompt being drafted and verified, and see what drafting gains here

@@ -63,6 +63,7 @@ def test_correct_server_passes(target, reports, source):
     assert len(set(seeds)) == len(seeds) - 8  # the first completions are requested twice
 
 
+@pytest.mark.slow
 def test_correct_server_without_token_ids_passes_against_reencoded_text(target):
     found = run(target, Stub(target=target, reports="nothing", known=frozenset()), num_tokens=600)
     assert found.failures == [] and found.extra_fields == {}

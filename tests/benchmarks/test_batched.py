@@ -213,6 +213,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
             ways_of(**options)
 
 
+@pytest.mark.slow
 def test_every_batch_is_decoded_in_all_modes_and_shown(tmp_path, capsys, still_machine):
     records, out = measured("batched", tmp_path / "batched.jsonl", capsys)
     cells = [line for line in records if line["kind"] == "batched"]

@@ -66,6 +66,7 @@ def test_a_run_that_fails_says_why(root):
         train_all([training(root, "broken", schedule={"steps": 0})], root / "work", lambda _: None, jobs=1)
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_runs_with_a_checkpoint(root):
     long = training(root, "long", schedule={"steps": 100_000, "warmup": 2})
 
@@ -283,6 +284,7 @@ def test_correlations_of_values_and_of_ranks():
     assert validation.correlation([points[0]] * 3) is None, "heads that are all alike"
 
 
+@pytest.mark.slow
 def test_the_validation_is_that_of_the_weights_which_were_written(work):
     history = validation.runs_below([work])["many"]
     name = "validation.medusa.greedy.tokens_per_step"

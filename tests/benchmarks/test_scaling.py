@@ -142,6 +142,7 @@ def test_rows_are_reused_as_their_requests_end():
     assert list(occupy([(5, 6)], rows=2)) == [[5, 0]]
 
 
+@pytest.mark.slow
 def test_even_lengths_waste_little_and_ragged_ones_are_ragged():
     target = runnable(load(pair().target, device="cpu"))
     even, chat, long = (measure_ragged(mix, target) for mix in (EVEN, CHAT, ONE_LONG))

@@ -21,6 +21,7 @@ def study(tmp_path):
     return ["speech", *words, *"--num-sounds 2 --batch 1,2 --max-tokens 8 --repeats 2 --dtype float32".split()]
 
 
+@pytest.mark.slow
 def test_every_side_encodes_its_windows_in_every_decoding(study, monkeypatch):
     """And for the first token: states that another decoding still holds would make a side faster."""
     encoded: Counter[int] = Counter()

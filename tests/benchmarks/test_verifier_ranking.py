@@ -98,6 +98,7 @@ def test_several_conditions_are_added_up():
     assert both.tokens_per_step(both.best("block")).value == 2.5
 
 
+@pytest.mark.slow
 def test_the_command_writes_figures_a_picture_and_tables(tmp_path, capsys, still_machine):
     _, out = measured("verifier-ranking", tmp_path / "ranking.jsonl", capsys)
     assert all(str(way.verifier) in out for way in all_ways()) and "T=1" in out

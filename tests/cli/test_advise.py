@@ -81,6 +81,7 @@ def test_tables_and_sentences(command, capsys, tmp_path):
     assert drawing.startswith("<svg") and "batch size 1" in drawing and "ngram" in drawing
 
 
+@pytest.mark.slow
 def test_another_machine_is_estimated_beside_this_one(command, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("paceline.bench.what_if.measure_model_rates", lambda lm, progress: named(rates(8e9, 1e12), lm))
     words = [*command, "--draft", pair().draft, "--what-if", "bandwidth=4,flops=1000", "--plot", tmp_path / "a.svg"]
@@ -107,6 +108,7 @@ def test_generate_begins_with_what_was_measured(command, capsys):
     assert "assumed" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_profile_of_another_model_is_ignored_with_a_warning_and_measured_anew(command, capsys, tmp_path):
     path = tmp_path / "own.json"
     advise(capsys, "advise", pair().draft, *command[2:], "--profile", path)

@@ -106,6 +106,7 @@ def test_race_frequencies_equal_a_distribution_of_five(dtype):
     assert abs(chi_square(counts, distribution)) < 4
 
 
+@pytest.mark.slow
 def test_race_frequencies_equal_a_distribution_over_a_large_vocabulary():
     """V = 131,072: the heavy tokens come at their rates, and the tail shares its mass evenly."""
     size, draws = 131_072, 600

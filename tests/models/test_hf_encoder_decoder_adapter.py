@@ -62,7 +62,7 @@ def drafters(target):
     }
 
 
-@pytest.mark.one_in(32)
+@pytest.mark.one_in(64)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", drafters(None))
 @pytest.mark.parametrize("name", BOTH_WAYS)

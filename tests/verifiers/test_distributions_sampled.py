@@ -94,6 +94,7 @@ def test_joint_distribution_over_several_steps_is_the_targets(drafter, verifier,
     assert all(accepted > 0.05 * drafted for accepted, drafted in zip(summary.accepted, summary.drafted, strict=True))
 
 
+@pytest.mark.slow
 def test_a_wrong_distribution_would_be_seen():
     """The power of the test above: a total variation of 0.02 in one conditional distribution shows."""
     table = random_table(1)
