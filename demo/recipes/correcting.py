@@ -29,8 +29,8 @@ from paceline.bench.editing import Edit, docstrings_of, prose_pieces
 from paceline.bench.suites import corrections as suite_corrections
 from paceline.models.loading import save
 from paceline.models.native.encoder_decoder import EncoderDecoderLM
-from paceline.train.config import CheckpointSection, LoopConfig, OptimiserSection, ScheduleSection
 from paceline.train.data import LibraryFile, standard_library
+from paceline.train.loop.config import CheckpointSection, LoopConfig, OptimiserSection, ScheduleSection
 from paceline.train.loop.trainer import Score, Trainer
 from paceline.train.tasks import Task
 

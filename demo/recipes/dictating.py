@@ -43,7 +43,7 @@ from paceline.models.from_transformers import from_transformers
 from paceline.models.loading import load, read_config, save
 from paceline.models.native.encoder_decoder import EncoderDecoderLM
 from paceline.train.batches import TrainBatch
-from paceline.train.config import CheckpointSection, LoopConfig, OptimiserSection, ScheduleSection
+from paceline.train.loop.config import CheckpointSection, LoopConfig, OptimiserSection, ScheduleSection
 from paceline.train.loop.trainer import Score, Trainer
 from paceline.train.tasks.base import StepRandomness, Task, TaskOutput, sum_terms
 from paceline.train.tasks.terms import next_token_term

@@ -25,8 +25,8 @@ from paceline.bench.editing import FULL, TASKS, Lengths
 from paceline.bench.suites import edits as suite_edits
 from paceline.models.loading import save
 from paceline.models.native.decoder import DecoderLM
-from paceline.train.config import CheckpointSection, LoopConfig, OptimiserSection, ScheduleSection
 from paceline.train.data import standard_library
+from paceline.train.loop.config import CheckpointSection, LoopConfig, OptimiserSection, ScheduleSection
 from paceline.train.loop.trainer import Score, Trainer
 from paceline.train.tasks import NextToken, Task
 

@@ -24,9 +24,9 @@ from paceline.models.loading import load, save
 from paceline.models.native.decoder import DecoderLM
 from paceline.train.acceptance import Acceptance, measure_acceptance, require_outputs
 from paceline.train.batches import Batches
-from paceline.train.config import LoopConfig, OptimiserSection, ScheduleSection
 from paceline.train.data import LibraryFile, standard_library
 from paceline.train.init_weights import random_model
+from paceline.train.loop.config import LoopConfig, OptimiserSection, ScheduleSection
 from paceline.train.loop.distributed import Single
 from paceline.train.loop.trainer import Score, Trainer
 from paceline.train.tasks import Distillation, NextToken, Task

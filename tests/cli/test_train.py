@@ -22,7 +22,7 @@ from paceline.draft_heads.files import load_head
 from paceline.drafters import DRAFTERS
 from paceline.models.loading import load
 from paceline.train.acceptance import measure_acceptance
-from paceline.train.config import ScheduleSection
+from paceline.train.loop.config import ScheduleSection
 from paceline.train.loop.schedule import learning_rate_factor
 from tests import tiny
 from tests.train.configs import log, recipe, train, write_target

@@ -6,7 +6,8 @@ from pydantic import ValidationError
 from torch import nn
 
 from paceline.draft_heads import DRAFT_HEADS
-from paceline.train.config import HeadSection, OptimiserSection
+from paceline.train.config import HeadSection
+from paceline.train.loop.config import OptimiserSection
 from paceline.train.loop.optimizers import is_hidden_matrix, make_optimizers
 from paceline.train.setup import build_head
 from tests import tiny

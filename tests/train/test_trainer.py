@@ -8,7 +8,8 @@ from pydantic import ValidationError
 
 from demo.recipes.crops import Crops
 from paceline.draft_heads import DRAFT_HEADS
-from paceline.train.config import HeadSection, ScheduleSection
+from paceline.train.config import HeadSection
+from paceline.train.loop.config import ScheduleSection
 from paceline.train.loop.schedule import learning_rate_factor
 from paceline.train.loop.trainer import Score, Trainer
 from paceline.train.setup import build_head

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from demo.recipes.crops import Crops
-from paceline.train.config import LoopConfig
+from paceline.train.loop.config import LoopConfig
 from paceline.train.loop.trainer import Score, Trainer
 from paceline.train.tasks import NextToken
 from paceline.train.tasks.layer_skip import LayerSkip, LayerSkipSection

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from demo.recipes.crops import Crops
 from paceline.draft_heads.early_exit import EarlyExitConfig, EarlyExitHead
-from paceline.train.config import LoopConfig
+from paceline.train.loop.config import LoopConfig
 from paceline.train.loop.distributed import open_strategy
 from paceline.train.loop.trainer import Score, Trainer
 from paceline.train.tasks import DraftHeadTask, TrainedHead

@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from paceline.train.data.config import DataConfig, FeaturesSource, PairsSource, Section, SoundsSource
+from paceline.train.loop.config import LoopConfig, LoopSettings
 from paceline.train.tasks.joint import JointSection
 from paceline.train.tasks.layer_skip import LayerSkipSection
 from paceline.train.tasks.losses import check_terms
@@ -114,42 +115,6 @@ class LossSection(Section):
         return self
 
 
-class OptimiserSection(Section):
-    """AdamW, or Muon for hidden matrices beside AdamW for the rest; only matrices have weight decay."""
-
-    kind: Literal["adamw", "muon"] = "adamw"
-    learning_rate: PositiveFloat
-    muon_learning_rate: PositiveFloat | None = None  # of the matrices that Muon updates; None: learning_rate
-    weight_decay: NonNegativeFloat = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    clip: PositiveFloat = 1.0  # largest norm of all gradients
-    dropout: float = Field(default=0.0, ge=0, lt=1)  # of a model that is trained
-
-    @model_validator(mode="after")
-    def _rate_of_muon(self) -> Self:
-        if self.muon_learning_rate is not None and self.kind != "muon":
-            raise ValueError(
-                f"muon_learning_rate={self.muon_learning_rate:g} with kind={self.kind}: Muon updates no matrix; give "
-                "kind: muon, or leave muon_learning_rate out"
-            )
-        return self
-
-
-class ScheduleSection(Section):
-    """Linear warm-up, then a cosine to ``floor`` of the rate."""
-
-    steps: PositiveInt
-    warmup: NonNegativeInt = 100
-    floor: float = Field(default=0.1, ge=0, le=1)
-
-
-class CheckpointSection(Section):
-    """When checkpoints are written, and how many of the last are kept."""
-
-    every: PositiveInt = 100
-    keep: PositiveInt = 2
-
-
 class ValidationSection(Section):
     """Acceptance on ``prompts`` held-out prompts, measured with the decoder that serves."""
 
@@ -176,24 +141,6 @@ class CardSection(Section):
     note: str | None = None  # a paragraph about the data
 
 
-class _LoopSettings(Section):
-    optimiser: OptimiserSection
-    schedule: ScheduleSection
-    precision: Literal["bf16", "fp32"] = "bf16"
-    ema: float | None = Field(default=None, gt=0, lt=1)  # decay of the moving average of the weights
-    compile: bool = False
-    checkpoints: CheckpointSection = CheckpointSection()
-    log_every: PositiveInt = 20
-    seed: int = Field(default=0, ge=0, lt=2**31)
-
-
-class LoopConfig(_LoopSettings):
-    """The settings of the training loop."""
-
-    accumulate: PositiveInt = 1
-    validate_every: PositiveInt = 100
-
-
 class _Models(Section):
     target: TargetSection
     heads: tuple[HeadSection, ...] = ()
@@ -203,7 +150,7 @@ class _Models(Section):
     loss: LossSection = LossSection()
 
 
-class TrainConfig(_LoopSettings, _Models):
+class TrainConfig(LoopSettings, _Models):
     """A whole run. In files its fields have this order: models and data, the loop, and the rest."""
 
     distributed: Literal["single", "ddp", "fsdp2"] = "single"
@@ -317,5 +264,5 @@ class TrainConfig(_LoopSettings, _Models):
     @property
     def loop(self) -> LoopConfig:
         """The settings of the training loop."""
-        shared = {name: getattr(self, name) for name in _LoopSettings.model_fields}
+        shared = {name: getattr(self, name) for name in LoopSettings.model_fields}
         return LoopConfig(**shared, accumulate=self.batch.accumulate, validate_every=self.validation.every)

@@ -13,10 +13,11 @@ import yaml
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from paceline.train.config import ScheduleSection, TrainConfig
+from paceline.train.config import TrainConfig
 from paceline.train.data.document_list import DOCUMENTS_FILE
 from paceline.train.data.manifest import MANIFEST_FILE, Manifest
 from paceline.train.loop.checkpoints import complete_folders
+from paceline.train.loop.config import ScheduleSection
 from paceline.train.loop.loggers import LOG_FILE
 from paceline.train.tasks.layer_skip import LayerSkipSection
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
-from paceline.train.config import OptimiserSection
+from paceline.train.loop.config import OptimiserSection
 
 # Layers whose matrices have one row per token or position; each row is learned for itself.
 TABLES: Final = frozenset({"embed", "embeddings", "position", "relative", "head", "lm_heads", "before", "after"})

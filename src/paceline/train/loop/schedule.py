@@ -2,7 +2,7 @@
 
 import math
 
-from paceline.train.config import ScheduleSection
+from paceline.train.loop.config import ScheduleSection
 
 
 def learning_rate_factor(schedule: ScheduleSection, step: int) -> float:

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.optim import Muon
 
 from paceline.train.batches import Batches, TrainBatch
-from paceline.train.config import LoopConfig
 from paceline.train.loop.best_weights import BestWeights
 from paceline.train.loop.checkpoints import Checkpoints
+from paceline.train.loop.config import LoopConfig
 from paceline.train.loop.distributed import Single, Strategy
 from paceline.train.loop.float32_products import fast_products
 from paceline.train.loop.loggers import JsonLines, Logger
