@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 # What running needs is installed, and what developing needs.
 RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
-# But for what nothing imports; and if a package holds a file that is no Python, the others count.
+# Few of transformers' models are imported, and no tests of packages: what is, is compiled then. A package may hold a file that
+# is no valid Python.
 COMPILE := $(BIN)/python -m compileall -q -j 0 -x 'site-packages/.*/tests?/|transformers/models/' $(VENV)/lib > /dev/null 2>&1 || true
 
 .PHONY: page demo test lint types imports tests test-matrix bench bench-avx2 bench-verifiers bench-scaling bench-instruction-sets bench-options bench-controller bench-drafters bench-corrections bench-speech bench-semantic experiments small-targets experiment-exits experiment-joint experiment-blocks experiment-validation experiment-trees experiment-lengths bench-gpu endurance rank-verifiers distributions distributions-long divergence mutants slow fuzz instruction-sets wheel test-wheel docs docs-outputs demo-models demo-heads zoo zoo-train zoo-short clean clients bench-load

@@ -58,7 +58,7 @@ def test_muon_updates_every_matrix_of_a_head_but_tables_of_tokens(name):
 
 @pytest.mark.parametrize("make", [tiny.llama, tiny.gpt2])
 def test_muon_updates_the_matrices_of_a_models_layers(make):
-    """One of the model's positions has as many rows as no other matrix."""
+    """Not its embeddings, positions and LM head."""
     model = tiny.native(make(1))
     for name, parameter in model.named_parameters():
         assert is_hidden_matrix(name, parameter) == (".blocks." in f".{name}" and parameter.dim() == 2), name
@@ -77,6 +77,26 @@ def test_an_update_of_muon_is_as_large_as_one_of_adamw_in_every_direction():
     assert ((values > 0.5) & (values < 1.3)).all()
     assert matrix.detach().square().mean().sqrt() == pytest.approx(0.02 * 0.2, rel=0.2)
     assert torch.allclose(bias, torch.tensor(-0.004))
+
+
+def test_only_matrices_decay_and_every_part_has_its_groups():
+    """The parts are what joint training gives rates of their own."""
+    shapes = {
+        "trunk.up.weight": (3, 2),
+        "trunk.up.bias": (3,),
+        "heads.fc.weight": (2, 3),
+        "heads.lm_heads.0.weight": (4, 2),
+    }
+    parameters = {name: nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()}
+    optimizers = make_optimizers(parameters, section(weight_decay=0.5))
+    parts = [[group["part"] for group in optimizer.param_groups] for optimizer in optimizers]
+    assert parts == [["trunk", "heads"], ["trunk", "heads"]]
+    for parameter in parameters.values():
+        parameter.grad = torch.zeros_like(parameter)
+    for optimizer in optimizers:
+        optimizer.step()
+    left = {name: float(parameter.detach().mean()) for name, parameter in parameters.items()}
+    assert left == pytest.approx(dict(zip(shapes, (1 - 0.02 / 2, 1, 1 - 0.02 / 2, 1 - 0.004 / 2), strict=True)))
 
 
 def test_rates_follow_one_schedule(tmp_path):

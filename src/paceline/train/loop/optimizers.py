@@ -9,7 +9,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from paceline.train.loop.config import OptimiserSection
 
-# Layers whose matrices have one row per token or position; each row is learned for itself.
+# Layers whose matrices have one row per token or position, each learned for itself. The last two are a Markov head's.
 TABLES: Final = frozenset({"embed", "embeddings", "position", "relative", "head", "lm_heads", "before", "after"})
 
 
