@@ -121,8 +121,8 @@ def test_drafters_are_written_as_everywhere(raw, tmp_path):
         **dict.fromkeys(single, 2),
         **dict.fromkeys(listed, MAX_COPIED_TOKENS),
     }
-    for name, record in found.items():
-        assert sum(record["texts"][0]["counts"]["drafted"]) > 0, name
+    for name in single:  # whether drafts of one that is listed pay, which the target's own never do, its timings say
+        assert sum(found[name]["texts"][0]["counts"]["drafted"]) > 0, name
 
 
 def test_running_it_again_measures_what_is_missing(raw):
