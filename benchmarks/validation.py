@@ -1,7 +1,7 @@
 """Does the validation of a training run predict what its heads gain in serving?
 
 Each head's tokens per step at the validation whose weights were written, on prefixes of held-out rows, beside those of
-the engine on the prompts of a suite, with drafts of the same length.
+the engine on the prompts of a suite, with drafts of the same length; and how they grew while it was trained.
 """
 
 from collections.abc import Sequence
@@ -132,11 +132,14 @@ class ValidationStudy(Study):
             history = histories[cell.run]
             start, line = f"{VALIDATION}{cell.head}.{sampled(cell.temperature)}.", written(history)
             validated = [line.get(f"{start}{name}") for name in (LENGTH, "low", "high")]
+            steps, lengths = history.curve(f"{start}{LENGTH}")
             raw.append(
                 {
                     **identity,
                     "void": False,
                     "depth": history.config.validation.k,
+                    "tokens_per_training_step": history.config.batch.rows * history.config.batch.length,
+                    "curve": {"steps": steps, "validated": lengths},
                     "validated": validated,
                     "served": self._served(history, cell),
                 }
@@ -188,18 +191,21 @@ class ValidationStudy(Study):
         ]
 
     def draw(self, run: Record, records: Sequence[Record], *, title: str) -> str:
-        """Served over validated tokens per step."""
+        """Served over validated tokens per step; below them, where records say so, how training raised the latter."""
         from paceline.bench import drawing  # needs the optional matplotlib
 
         points = points_of(self.last(run, records))
+        trained = [record for record in self.last(run, records) if record.get("curve", {}).get("steps")]
         temperatures = sorted({point.temperature for point in points})
+        kinds = list(dict.fromkeys(kind_of(record["cell"]["run"]) for record in self.last(run, records)))
 
         def panels(axes: Sequence[Any]) -> None:
-            for panel, temperature in zip(axes, temperatures, strict=True):
+            for panel, temperature in zip(axes, temperatures, strict=False):
                 own = [point for point in points if point.temperature == temperature]
-                kinds = list(dict.fromkeys(point.run.rsplit("-", 1)[0] for point in own))
                 for at, kind in enumerate(kinds):
-                    some = [point for point in own if point.run.rsplit("-", 1)[0] == kind]
+                    some = [point for point in own if kind_of(point.run) == kind]
+                    if not some:
+                        continue
                     style = {**drawing.series(at), "linestyle": "", "linewidth": 0.8}
                     x = [point.validated.value for point in some]
                     drawing.error_bars(panel, x, [point.served for point in some], kind, **style)
@@ -212,14 +218,29 @@ class ValidationStudy(Study):
                     title=sampling_of(temperature),
                     columns=2,
                 )
+            for panel, temperature in zip(axes[len(temperatures) :], temperatures, strict=False):
+                for record in trained:
+                    curve, cell = record["curve"], record["cell"]
+                    if cell["temperature"] == temperature:
+                        style = drawing.series(kinds.index(kind_of(cell["run"])))
+                        panel.plot(curve["steps"], curve["validated"], **style)
+                drawing.finish(panel, x="training steps", y="tokens per step at validation")
 
+        rows = 2 if trained else 1
         return drawing.draw_panels(
             panels,
-            size=(4.6 * len(temperatures), 5.0),
+            size=(4.6 * len(temperatures), 5.0 * rows),
             title=title,
-            caption="Each point is a head; on the line, serving gives what validation said.",
+            caption="Each point is a head; on the line, serving gives what validation said."
+            + (" Below: while the heads were trained." if trained else ""),
+            rows=rows,
             columns=len(temperatures),
         )
+
+
+def kind_of(run: str) -> str:
+    """What a run's name says before the number of its seed."""
+    return run.rsplit("-", 1)[0]
 
 
 def points_of(records: Sequence[Record]) -> list[Point]:

@@ -260,12 +260,13 @@ def test_what_is_no_head_is_named(tmp_path, capsys):
     assert "no draft head; make zoo-train" in capsys.readouterr().err
 
 
-def served_record(run, value, served, temperature=1.0):
+def served_record(run, value, served, temperature=1.0, **more):
     return {
         "cell": {"run": run, "head": "mtp", "temperature": temperature, "hash": ""},
         "depth": 4,
         "validated": [value, value - 0.1, value + 0.1] if value else [None] * 3,
         "served": [summary(round(10 * served))] if served else [],
+        **more,
     }
 
 
@@ -273,6 +274,15 @@ def test_what_one_side_could_not_measure_is_left_out():
     records = [served_record("a-0", 2.0, 3.0), served_record("b-0", None, 2.0), served_record("c-0", 2.0, 0)]
     (point,) = validation.points_of(records)
     assert point.run == "a-0" and point.miss == pytest.approx(0.5)
+
+
+def test_drawing_has_the_curves_of_runs_that_kept_them(tmp_path):
+    curve = {"steps": [250, 500], "validated": [1.5, 1.9]}
+    records = [served_record("a-0", 2.0, 3.0), served_record("b-0", 1.9, 2.0, curve=curve)]
+    study, run = validation.ValidationStudy(output=tmp_path / "raw.jsonl"), {"run": "one", "conditions": {}}
+    own = [record | {"kind": "validation", "run": "one"} for record in records]
+    with_curves, without = (study.draw(run, some, title="") for some in (own, own[:1]))
+    assert "training steps" in with_curves and "training steps" not in without
 
 
 def test_correlations_of_values_and_of_ranks():
