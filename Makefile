@@ -281,6 +281,7 @@ zoo-train: $(STAMP)  ## Train every kind of draft head for the embedded target, 
 
 zoo: zoo-train  ## Train them, measure each on held-out prompts, and print and draw what was found (docs/zoo.md)
 	$(BIN)/python -m benchmarks heads --heads build/zoo --processor-time --output $(REPORTS)/zoo.jsonl
+	$(BIN)/python -m benchmarks validation --runs build/zoo --output $(REPORTS)/zoo-validation.jsonl
 
 zoo-short: $(STAMP)  ## All kinds of heads with 8 minutes of one core each, beside drafters without training (two hours of two cores)
 	$(BIN)/python demo/recipes/zoo.py --work build/zoo-short --minutes 8 --num-prompts 3072

@@ -1,12 +1,15 @@
 """The head that is chosen for a budget: the rule, by hand-made measurements, and the command."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
+from paceline.bench.raw import read_records
 from paceline.cli import run
+from paceline.draft_heads import DRAFT_HEADS
 from paceline.hardware.rates import Products, Rates
 from paceline.hardware.roofline import Work
 from paceline.train import choice
@@ -15,6 +18,7 @@ from paceline.train.config_file import read_train_config
 from tests import tiny
 from tests.train.configs import recipe, train, write_target
 
+ROOT = Path(__file__).parents[2]
 TARGET = Work(dtype="float32", weight_bytes=10**9, num_weights=10**9 // 4, slot_bytes=0, slot_flops=0)
 PRODUCTS = Products(itemsize=4, rows=(1, 16), bytes_per_second=(1e10, 1e10), peak=1e13)
 RATES = Rates(device="cpu", num_threads=1, working_set=1 << 20, read=1e10, copy=1e10, products={"float32": PRODUCTS})
@@ -47,10 +51,24 @@ def test_steps_are_those_that_fit_with_their_validations():
 
 def test_expected_length_follows_the_measured_curve():
     tokens = choice.PRIOR_TOKENS
-    assert expected_length("early_exit", 0) == 1.0
-    assert expected_length("early_exit", 200 * tokens) == 2.26
-    assert expected_length("early_exit", 300 * tokens) == pytest.approx((2.26 + 2.62) / 2)
-    assert expected_length("early_exit", 9999 * tokens) == 3.12, "nothing is known beyond the last point"
+    for kind, curve in choice.PRIORS.items():
+        (_, first), (start, low), (end, high), *_ = curve
+        assert expected_length(kind, 0) == first == 1.0
+        assert expected_length(kind, start * tokens) == low
+        assert expected_length(kind, (start + end) // 2 * tokens) == pytest.approx((low + high) / 2)
+        assert expected_length(kind, 99_999 * tokens) == curve[-1][1], "nothing is known beyond the last point"
+
+
+def test_priors_are_what_the_zoo_measured():
+    records = read_records(ROOT / "docs/benchmarks/zoo-validation.jsonl")
+    cells = [one for one in records if one["kind"] == "validation"]
+    found = {one["cell"]["head"]: one for one in cells if one["cell"]["temperature"] == 0}
+    for kind, curve in choice.PRIORS.items():
+        record = found[kind]
+        assert record["tokens_per_training_step"] == choice.PRIOR_TOKENS and record["depth"] == choice.PRIOR_K
+        steps, lengths = zip(*curve[1:], strict=True)
+        assert list(steps) == record["curve"]["steps"]
+        assert lengths == pytest.approx(record["curve"]["validated"], abs=0.005)
 
 
 def test_acceptance_rate_gives_the_length_again():
@@ -62,14 +80,16 @@ def test_acceptance_rate_gives_the_length_again():
 def test_speed_up_is_that_of_the_roofline_at_the_best_length():
     """Reading bounds every forward here, so a step of k drafts takes 1 + k * 0.1 plain steps."""
     found = judged("early_exit", share=0.1)
-    rate = acceptance_rate(found.tokens_per_step, 5)
+    rate = acceptance_rate(found.tokens_per_step, choice.PRIOR_K)
     by_hand = {k: sum(rate**at for at in range(k + 1)) / (1 + 0.1 * k) for k in range(1, 9)}
     assert found.draft_cost == pytest.approx(0.1, rel=1e-6)
     assert found.num_draft_tokens == max(by_hand, key=by_hand.__getitem__)
     assert found.speed_up == pytest.approx(max(by_hand.values()), rel=1e-6)
 
 
-def test_choice_weighs_acceptance_against_the_cost_of_drafts():
+def test_choice_weighs_acceptance_against_the_cost_of_drafts(monkeypatch):
+    curves = {"early_exit": ((0, 1.0), (400, 3.1)), "prophet": ((0, 1.0), (400, 2.7))}
+    monkeypatch.setattr(choice, "PRIORS", curves)
     exit_head, prophet = judged("early_exit", share=0.2), judged("prophet", share=0.02)
     assert exit_head.tokens_per_step > prophet.tokens_per_step and choose([exit_head, prophet]) is prophet
     cheap = judged("early_exit", share=0.02)
@@ -85,8 +105,47 @@ def test_candidates_have_the_proportions_of_the_prior():
     kinds = {one.kind: one.config for one in choice.candidates(target)}
     assert set(kinds) == set(choice.PRIORS)
     assert kinds["early_exit"]["exit_layer"] == 1 and kinds["prophet"]["width"] == target.config.hidden_size // 2
+    assert kinds["eagle3"]["draft_vocab_size"] == target.vocab_size // 2
     single = tiny.native(tiny.llama(1, dtype=torch.float32, num_hidden_layers=1))
-    assert [one.kind for one in choice.candidates(single)] == ["prophet"]
+    assert {one.kind for one in choice.candidates(single)} == set(choice.PRIORS) - {"early_exit"}
+
+
+def test_candidates_read_as_deep_as_those_of_the_prior():
+    """On sixteen layers they are the very heads of demo/recipes/zoo.yaml."""
+    target = tiny.native(tiny.llama(1, dtype=torch.float32, num_hidden_layers=16))
+    zoo = yaml.safe_load((ROOT / "demo/recipes/zoo.yaml").read_text(encoding="utf-8"))["heads"]
+    for one in choice.candidates(target):
+        sizes = {"draft_vocab_size", "width"}  # which follow from the target's own
+        config = {name: value for name, value in one.config.items() if name not in sizes}
+        assert config == {name: value for name, value in zoo[one.kind]["head"]["config"].items() if name not in sizes}
+
+
+def weights(*modules):
+    return sum(part.numel() for module in modules for part in module.parameters())
+
+
+def test_a_draft_costs_what_its_head_reads_for_a_token():
+    target = tiny.native(tiny.llama(1, dtype=torch.float32, num_hidden_layers=16))
+    heads = {}
+    for one in choice.candidates(target):
+        kind = DRAFT_HEADS.find(one.kind)
+        config = kind.Config.model_validate(one.config)
+        heads[one.kind] = kind.make(config, target, generator=torch.Generator().manual_seed(0))
+    own = {name: weights(head.decoder.blocks, head.decoder.norm) for name, head in heads.items()}
+    ends = {name: weights(head.decoder.head or head.decoder.embed) for name, head in heads.items()}
+    expected = {
+        "early_exit": own["early_exit"] + ends["early_exit"] + weights(*target.blocks[:2]),
+        "prophet": own["prophet"] + ends["prophet"],
+        "mtp": own["mtp"] + ends["mtp"] + weights(heads["mtp"].eh_proj),
+        "eagle3": own["eagle3"] + weights(heads["eagle3"].decoder.head),
+    }
+    for name, head in heads.items():
+        work = choice.draft_work(head, target)
+        assert work.num_weights == expected[name], name
+        assert work.weight_bytes == 4 * expected[name], name
+    slots = {name: choice.draft_work(head, target).slot_bytes for name, head in heads.items()}
+    layer = target.slot_bytes // 16
+    assert slots["mtp"] == slots["eagle3"] == layer and slots["early_exit"] == 3 * layer
 
 
 def base(root, output, **fields):
@@ -106,14 +165,15 @@ def test_command_writes_a_configuration_that_trains(stored, folder, tmp_path, ca
     assert run(["train", "auto", str(path), "--budget", "20s", "--output", str(chosen)]) == 0
     shown = capsys.readouterr().out
     assert all(title in shown for title in ("draft cost", "expected", "early_exit", "prophet", "chosen: "))
-    assert "on the embedded target (docs/training.md)" in shown and f"next: paceline train {chosen}" in shown
+    assert "on the embedded target (docs/zoo.md)" in shown and f"next: paceline train {chosen}" in shown
     assert chosen.read_text().startswith("# paceline train auto, budget 20s:\n# head ")
     config = read_train_config(chosen)
     assert config.heads[0].kind in choice.PRIORS and config.schedule.steps >= 1
     assert not (tmp_path / "run").exists(), "nothing was trained"
-    assert (tmp_path / "states" / "manifest.json").exists() == stored
+    assert not list(tmp_path.glob("*states*")), "each candidate reads other states, in a folder that is gone"
     assert train(chosen, "--set", "schedule.steps=2") == 0
     assert (tmp_path / "run" / config.heads[0].kind / "config.json").exists()
+    assert (tmp_path / "states" / "manifest.json").exists() == stored
 
 
 @pytest.mark.parametrize(

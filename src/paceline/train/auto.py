@@ -1,8 +1,10 @@
 """Measures the candidates of ``choice`` for a configuration without heads, and completes it with the chosen one."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from paceline.train.config import TrainConfig
 from paceline.train.config_file import ConfigError, read_raw, validate
 from paceline.train.run import TIMED, WARM_UP, Run
 from paceline.train.setup import build_target
+from paceline.train.states.making import existing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +65,10 @@ def choose_recipe(base: dict[str, Any], *, budget: float, progress: Callable[[st
     for candidate in tried:
         progress(f"training {candidate.kind}")
         config = _config(base, candidate, steps=WARM_UP + TIMED)
-        run = Run(config=config)
-        step, validation = run.probe()
         kind = DRAFT_HEADS.find(candidate.kind)
         head = kind.make(kind.Config.model_validate(candidate.config), target, generator=torch.Generator())
-        trained = sum(parameter.numel() for parameter in run.task.trained().values())
-        probe = Probe(
-            step=step, validation=validation, num_parameters=trained, work=draft_work(head, target, candidate)
-        )
+        step, validation, trained = _time(config)
+        probe = Probe(step=step, validation=validation, num_parameters=trained, work=draft_work(head, target))
         estimates.append(
             estimate(
                 candidate,
@@ -81,14 +80,29 @@ def choose_recipe(base: dict[str, Any], *, budget: float, progress: Callable[[st
                 tokens_per_step=config.batch.rows * config.batch.length,
             )
         )
-        run.strategy.close()
     best = choose(estimates)
     reason = (
         f"chosen: {best.candidate.kind}, {best.steps} steps: the highest speed-up by the roofline, "
         f"{best.speed_up:.2f} with {best.num_draft_tokens} draft tokens, if it reaches the {best.tokens_per_step:.2f} "
-        f"tokens per step (drafts of {PRIOR_K}) that the same kind reached on the embedded target (docs/training.md)"
+        f"tokens per step (drafts of {PRIOR_K}) that the same kind reached on the embedded target (docs/zoo.md)"
     )
     return ChosenRecipe(config=_config(base, best.candidate, steps=best.steps), estimates=estimates, reason=reason)
+
+
+def _time(config: TrainConfig) -> tuple[float, float, int]:
+    """Seconds of a step and of a validation, and how many parameters are trained.
+
+    Hidden states are stored, if at all, in a folder of their own: each candidate reads others.
+    """
+    with ExitStack() as stack:
+        states = config.hidden_states
+        if states is not None:
+            beside = existing(states.folder.parent)
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="paceline-states-", dir=beside)))
+            config = config.model_copy(update={"hidden_states": states.model_copy(update={"folder": folder})})
+        run = Run(config=config)
+        stack.callback(run.strategy.close)
+        return *run.probe(), sum(parameter.numel() for parameter in run.task.trained().values())
 
 
 def _config(base: dict[str, Any], candidate: Candidate, *, steps: int) -> TrainConfig:

@@ -9,21 +9,37 @@ from itertools import pairwise
 from typing import Any
 
 from paceline.draft_heads.base import DraftHead
+from paceline.draft_heads.early_exit import EarlyExitHead
+from paceline.draft_heads.feature_head import FeatureHead
+from paceline.draft_heads.state_pair import StatePairHead
 from paceline.hardware.rates import Rates
 from paceline.hardware.roofline import Work
 from paceline.hardware.speed_limit import limit
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.work import forward_work
 
-# Greedy tokens per step by training steps, of drafts of PRIOR_K tokens: what docs/training.md has of the heads of the
-# embedded target (its own output and Python source, 16 rows of 255 tokens a step). No other kind has such a curve yet.
+# Greedy tokens per step by training steps, of drafts of PRIOR_K tokens: the zoo's validations of heads of the embedded
+# target, with Muon, on its own output and Python source (docs/benchmarks/zoo-validation.jsonl). No other kind has
+# such a curve yet.
 PRIORS: Mapping[str, Sequence[tuple[int, float]]] = {
-    "early_exit": ((0, 1.0), (200, 2.26), (400, 2.62), (600, 2.95), (800, 2.92), (1000, 3.07), (1200, 3.12)),
-    "prophet": ((0, 1.0), (200, 2.11), (400, 2.27), (600, 2.62), (800, 2.67), (1000, 2.74), (1200, 2.86)),
+    "early_exit": (
+        *((0, 1.0), (250, 2.41), (500, 2.89), (750, 2.88), (1000, 2.97), (1250, 3.17)),
+        *((1500, 3.19), (1750, 3.30), (2000, 3.25), (2250, 3.36), (2451, 3.39)),
+    ),
+    "prophet": (
+        *((0, 1.0), (250, 2.02), (500, 2.29), (750, 2.34), (1000, 2.55), (1250, 2.59)),
+        *((1500, 2.65), (1750, 2.82), (2000, 2.95), (2241, 3.03)),
+    ),
+    "mtp": ((0, 1.0), (250, 2.55), (500, 2.94), (750, 3.01), (1000, 3.28), (1250, 3.30), (1500, 3.47)),
+    "eagle3": (
+        *((0, 1.0), (250, 2.01), (500, 2.19), (750, 2.32), (1000, 2.57), (1250, 2.75)),
+        *((1500, 2.88), (1750, 3.03), (2000, 3.25), (2250, 3.21), (2319, 3.16)),
+    ),
 }
-PRIOR_K = 5
-PRIOR_TOKENS = 16 * 255  # of a step there
+PRIOR_K = 6
+PRIOR_TOKENS = 8 * 255  # of a step there
 LONGEST = 8  # draft tokens that are considered
+MOST_DRAFTED = 32_000  # tokens of a draft vocabulary, as EAGLE-3 has (2503.01840)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,37 +74,53 @@ class Estimate:
 
 
 def candidates(target: DecoderLM) -> list[Candidate]:
-    """The kinds with a prior, in the proportions that it was measured with: 2 of 16 layers, half the width."""
-    exit_layer = max(1, round(target.num_layers / 8))
-    config = target.config
-    found = [
-        Candidate(
-            kind="prophet",
-            config={
-                "num_states": 2,
-                "num_blocks": 2,
-                "width": max(config.head_dim, config.hidden_size // 2 // config.head_dim * config.head_dim),
-                "anchors": 48,
-                "depth": PRIOR_K,
-            },
+    """The kinds with a prior, in its proportions; an early exit only where a layer is left after it."""
+    layers, vocab = target.num_layers, min(MOST_DRAFTED, target.vocab_size // 2)
+    half = target.config.hidden_size // 2 // target.config.head_dim * target.config.head_dim
+    exit_layer = max(1, round(layers / 8))
+    taps = sorted({max(1, round(layers * share)) for share in (0.25, 0.625, 1.0)})
+    found: dict[str, dict[str, Any]] = {
+        "early_exit": {"exit_layer": exit_layer, "num_blocks": 1},
+        "prophet": {
+            "num_states": 2,
+            "num_blocks": 2,
+            "width": max(target.config.head_dim, half),
+            "anchors": 64,
+            "depth": PRIOR_K,
+        },
+        "mtp": {"depth": 5, "anchors": 64},
+        "eagle3": {"taps": taps, "draft_vocab_size": vocab, "depth": 5, "anchors": 64},
+        "medusa": {"depth": PRIOR_K, "lm_head": "shared", "draft_vocab_size": vocab, "anchors": 128},
+    }
+    if exit_layer >= layers:
+        del found["early_exit"]
+    return [Candidate(kind=kind, config=config) for kind, config in found.items() if kind in PRIORS]
+
+
+def draft_work(head: DraftHead, target: DecoderLM) -> Work:
+    """What drafts a token: a forward of the head's decoder, with the target's layers below an early exit and what joins
+    a pair; of heads with layers for every depth, the mean over the depths.
+    """
+    work, whole = forward_work(head.decoder), forward_work(target)
+    if isinstance(head, FeatureHead):
+        lm_heads = [head.lm_head_of(depth) for depth in range(head.sizes.depth)]
+        layers = [*set(head.products).difference(lm_heads), *lm_heads]
+        parts = [part for layer in layers for part in layer.parameters()]
+        return replace(
+            work,
+            weight_bytes=sum(part.nbytes for part in parts) // head.sizes.depth,
+            num_weights=sum(part.numel() for part in parts) // head.sizes.depth,
+            slot_bytes=0,
+            slot_flops=0,
         )
-    ]
-    if exit_layer < target.num_layers:
-        found.insert(0, Candidate(kind="early_exit", config={"exit_layer": exit_layer, "num_blocks": 1}))
-    return found
-
-
-def draft_work(head: DraftHead, target: DecoderLM, candidate: Candidate) -> Work:
-    """One forward of what drafts a token: the head's decoder, and the target's layers below an early exit."""
-    work = forward_work(head.decoder)
-    below = target.blocks[: candidate.config.get("exit_layer", 0)]
-    parameters = [parameter for block in below for parameter in block.parameters()]
+    below = target.blocks[: head.options.exit_layer] if isinstance(head, EarlyExitHead) else []
+    joining = head.products if isinstance(head, StatePairHead) else ()  # EAGLE-3's reads what is verified alone
+    parts = [part for module in (*below, *joining) for part in module.parameters()]
     share = len(below) / target.num_layers
-    whole = forward_work(target)
     return replace(
         work,
-        weight_bytes=work.weight_bytes + sum(parameter.nbytes for parameter in parameters),
-        num_weights=work.num_weights + sum(parameter.numel() for parameter in parameters),
+        weight_bytes=work.weight_bytes + sum(part.nbytes for part in parts),
+        num_weights=work.num_weights + sum(part.numel() for part in parts),
         slot_bytes=work.slot_bytes + round(whole.slot_bytes * share),
         slot_flops=work.slot_flops + round(whole.slot_flops * share),
     )

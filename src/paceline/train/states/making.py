@@ -115,7 +115,7 @@ class StoredStates:
                 "without hidden_states"
             )
         place = self.folder.folder
-        free = shutil.disk_usage(_existing(place)).free
+        free = shutil.disk_usage(existing(place)).free
         if needed > free:
             raise ValueError(
                 f"hidden_states.folder={place}: {what}, and {free} are free there; make room, give another folder, or "
@@ -176,8 +176,8 @@ def _first_numbers(batches: RowBatches, *, steps: int) -> dict[int, int]:
     return found
 
 
-def _existing(path: Path) -> Path:
-    """The nearest folder above that exists."""
+def existing(path: Path) -> Path:
+    """``path``, or the nearest folder above that exists."""
     path = path.absolute()
     while not path.exists():
         path = path.parent
