@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
     return write_target(tmp_path_factory.mktemp("train"))
 
 
-def judged(kind, *, step=1.0, validation=10.0, share=0.1, budget=1000.0, parameters=100):
+def judged(kind, *, step=1.0, validation=10.0, share=0.1, budget=1000.0, parameters=100, tokens=choice.PRIOR_TOKENS):
     work = dataclasses.replace(TARGET, weight_bytes=int(1e9 * share), num_weights=int(1e9 * share) // 4)
     probe = Probe(step=step, validation=validation, num_parameters=parameters, work=work)
     return estimate(
@@ -39,7 +39,7 @@ def judged(kind, *, step=1.0, validation=10.0, share=0.1, budget=1000.0, paramet
         rates=RATES,
         budget=budget,
         every=100,
-        tokens_per_step=choice.PRIOR_TOKENS,
+        tokens_per_step=tokens,
     )
 
 
@@ -57,6 +57,12 @@ def test_expected_length_follows_the_measured_curve():
         assert expected_length(kind, start * tokens) == low
         assert expected_length(kind, (start + end) // 2 * tokens) == pytest.approx((low + high) / 2)
         assert expected_length(kind, 99_999 * tokens) == curve[-1][1], "nothing is known beyond the last point"
+
+
+def test_steps_of_more_tokens_teach_more():
+    once, twice = (judged("prophet", tokens=count * choice.PRIOR_TOKENS) for count in (1, 2))
+    assert twice.steps == once.steps and twice.tokens_per_step > once.tokens_per_step
+    assert twice.tokens_per_step == expected_length("prophet", 2 * once.steps * choice.PRIOR_TOKENS)
 
 
 def test_priors_are_what_the_zoo_measured():
@@ -105,7 +111,7 @@ def test_candidates_have_the_proportions_of_the_prior():
     kinds = {one.kind: one.config for one in choice.candidates(target)}
     assert set(kinds) == set(choice.PRIORS)
     assert kinds["early_exit"]["exit_layer"] == 1 and kinds["prophet"]["width"] == target.config.hidden_size // 2
-    assert kinds["eagle3"]["draft_vocab_size"] == target.vocab_size // 2
+    assert kinds["eagle3"]["draft_vocab_size"] == kinds["medusa"]["draft_vocab_size"] == target.vocab_size // 2
     single = tiny.native(tiny.llama(1, dtype=torch.float32, num_hidden_layers=1))
     assert {one.kind for one in choice.candidates(single)} == set(choice.PRIORS) - {"early_exit"}
 
@@ -138,6 +144,7 @@ def test_a_draft_costs_what_its_head_reads_for_a_token():
         "prophet": own["prophet"] + ends["prophet"],
         "mtp": own["mtp"] + ends["mtp"] + weights(heads["mtp"].eh_proj),
         "eagle3": own["eagle3"] + weights(heads["eagle3"].decoder.head),
+        "medusa": weights(heads["medusa"].blocks) // 6 + weights(heads["medusa"].lm_heads),
     }
     for name, head in heads.items():
         work = choice.draft_work(head, target)
@@ -145,7 +152,7 @@ def test_a_draft_costs_what_its_head_reads_for_a_token():
         assert work.weight_bytes == 4 * expected[name], name
     slots = {name: choice.draft_work(head, target).slot_bytes for name, head in heads.items()}
     layer = target.slot_bytes // 16
-    assert slots["mtp"] == slots["eagle3"] == layer and slots["early_exit"] == 3 * layer
+    assert slots["medusa"] == 0 and slots["mtp"] == slots["eagle3"] == layer and slots["early_exit"] == 3 * layer
 
 
 def base(root, output, **fields):
