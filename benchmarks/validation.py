@@ -200,7 +200,8 @@ class ValidationStudy(Study):
         kinds = list(dict.fromkeys(kind_of(record["cell"]["run"]) for record in self.last(run, records)))
 
         def panels(axes: Sequence[Any]) -> None:
-            for panel, temperature in zip(axes, temperatures, strict=False):
+            above, below = axes[: len(temperatures)], axes[len(temperatures) :]
+            for panel, temperature in zip(above, temperatures, strict=True):
                 own = [point for point in points if point.temperature == temperature]
                 for at, kind in enumerate(kinds):
                     some = [point for point in own if kind_of(point.run) == kind]
@@ -218,7 +219,7 @@ class ValidationStudy(Study):
                     title=sampling_of(temperature),
                     columns=2,
                 )
-            for panel, temperature in zip(axes[len(temperatures) :], temperatures, strict=False):
+            for panel, temperature in zip(below, temperatures if trained else (), strict=True):
                 for record in trained:
                     curve, cell = record["curve"], record["cell"]
                     if cell["temperature"] == temperature:

@@ -24,9 +24,9 @@ from paceline.train.choice import (
 )
 from paceline.train.config import TrainConfig
 from paceline.train.config_file import ConfigError, read_raw, validate
+from paceline.train.files import existing
 from paceline.train.run import TIMED, WARM_UP, Run
 from paceline.train.setup import build_target
-from paceline.train.states.making import existing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

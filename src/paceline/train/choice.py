@@ -98,7 +98,7 @@ def candidates(target: DecoderLM) -> list[Candidate]:
     }
     if exit_layer >= layers:
         del found["early_exit"]
-    return [Candidate(kind=kind, config=config) for kind, config in found.items() if kind in PRIORS]
+    return [Candidate(kind=kind, config=config) for kind, config in found.items()]
 
 
 def draft_work(head: DraftHead, target: DecoderLM) -> Work:

@@ -37,3 +37,11 @@ def make_empty(folder: Path) -> None:
     """Create ``folder``, or delete what is in it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+
+
+def existing(path: Path) -> Path:
+    """``path``, or the nearest folder above that exists."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path

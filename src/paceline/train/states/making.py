@@ -8,7 +8,6 @@ import hashlib
 import json
 import shutil
 import sys
-from pathlib import Path
 from typing import final
 
 import torch
@@ -25,6 +24,7 @@ from paceline.train.config import TrainConfig
 from paceline.train.data import PreparedData
 from paceline.train.data.manifest import Manifest
 from paceline.train.data.mixture import RowBatches
+from paceline.train.files import existing
 from paceline.train.loop.distributed import Strategy
 from paceline.train.loop.float32_products import fast_products
 from paceline.train.states.store import StatesFolder, StatesShape
@@ -174,11 +174,3 @@ def _first_numbers(batches: RowBatches, *, steps: int) -> dict[int, int]:
             break
         found.setdefault(batches.index(number), number)
     return found
-
-
-def existing(path: Path) -> Path:
-    """``path``, or the nearest folder above that exists."""
-    path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    return path
