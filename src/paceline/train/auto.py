@@ -9,24 +9,17 @@ from typing import Any
 
 import torch
 
-from paceline.api.roofline import measure_model_rates
-from paceline.draft_heads import DRAFT_HEADS
-from paceline.models.work import forward_work
-from paceline.train.choice import (
-    PRIOR_K,
-    Candidate,
-    Estimate,
-    Probe,
-    candidates,
-    choose,
-    draft_work,
-    estimate,
-)
+from paceline.api.loading import load
+from paceline.core.request import Request
+from paceline.draft_heads.files import save_head
+from paceline.train.choice import PRIOR_K, Candidate, Estimate, Probe, candidates, choose, estimate
 from paceline.train.config import TrainConfig
 from paceline.train.config_file import ConfigError, read_raw, validate
 from paceline.train.files import existing
 from paceline.train.run import TIMED, WARM_UP, Run
 from paceline.train.setup import build_target
+from paceline.train.step_costs import measure_costs, steady_clock
+from paceline.train.tasks import DraftHeadTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,41 +49,46 @@ def read_base(path: Path, settings: Sequence[str]) -> dict[str, Any]:
 
 
 def choose_recipe(base: dict[str, Any], *, budget: float, progress: Callable[[str], None]) -> ChosenRecipe:
-    """Time each candidate on this machine, with torch's threads, and choose. Writes nothing."""
-    estimates: list[Estimate] = []
-    first = _config(base, Candidate(kind="prophet", config={}), steps=1)
-    target = build_target(first.target, seed=first.seed, device=torch.device(first.device or "cpu")).lm
-    rates = measure_model_rates(target, progress=progress)
-    work, tried = forward_work(target), candidates(target)
-    for candidate in tried:
-        progress(f"training {candidate.kind}")
-        config = _config(base, candidate, steps=WARM_UP + TIMED)
-        kind = DRAFT_HEADS.find(candidate.kind)
-        head = kind.make(kind.Config.model_validate(candidate.config), target, generator=torch.Generator())
-        step, validation, trained = _time(config)
-        probe = Probe(step=step, validation=validation, num_parameters=trained, work=draft_work(head, target))
-        estimates.append(
-            estimate(
-                candidate,
-                probe,
-                target=work,
-                rates=rates,
-                budget=budget,
-                every=config.validation.every,
-                tokens_per_step=config.batch.rows * config.batch.length,
-            )
-        )
+    """Time each candidate on this machine, with torch's threads, and choose. Writes nothing that stays."""
+    first = _config(base, Candidate(name="prophet", kind="prophet", config={}), steps=1)
+    device = torch.device(first.device or "cpu")
+    tried = candidates(build_target(first.target, seed=first.seed, device=device).lm)
+    with TemporaryDirectory(prefix="paceline-heads-", dir=existing(first.output.parent)) as name:
+        folder, trained = Path(name), list[_Trained]()
+        for at, candidate in enumerate(tried):
+            progress(f"training {candidate.name}")
+            trained.append(_train(_config(base, candidate, steps=WARM_UP + TIMED), folder / str(at)))
+        target = load(first.target.path or "", device=first.device)  # in the precision in which it is served
+        estimates: list[Estimate] = []
+        for at, (candidate, one) in enumerate(zip(tried, trained, strict=True)):
+            progress(f"drafting with {candidate.name}")
+            costs = measure_costs(target, folder / str(at), request=one.request, clock=steady_clock(target.lm.device))
+            probe = Probe(step=one.step, validation=one.validation, num_parameters=one.num_parameters, costs=costs)
+            tokens = first.batch.rows * first.batch.length
+            every = first.validation.every
+            estimates.append(estimate(candidate, probe, budget=budget, every=every, tokens_per_step=tokens))
     best = choose(estimates)
     reason = (
-        f"chosen: {best.candidate.kind}, {best.steps} steps: the highest speed-up by the roofline, "
-        f"{best.speed_up:.2f} with {best.num_draft_tokens} draft tokens, if it reaches the {best.tokens_per_step:.2f} "
-        f"tokens per step (drafts of {PRIOR_K}) that the same kind reached on the embedded target (docs/zoo.md)"
+        f"chosen: {best.candidate.name}, {best.steps} steps: the highest speed-up, {best.speed_up:.2f} with "
+        f"{best.num_draft_tokens} draft tokens by what its steps cost here, if it reaches the "
+        f"{best.tokens_per_step:.2f} tokens per step (drafts of {PRIOR_K}) that the same head reached on the embedded "
+        "target (docs/zoo.md)"
     )
     return ChosenRecipe(config=_config(base, best.candidate, steps=best.steps), estimates=estimates, reason=reason)
 
 
-def _time(config: TrainConfig) -> tuple[float, float, int]:
-    """Seconds of a step and of a validation, and how many parameters are trained.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trained:
+    """A head of some steps."""
+
+    step: float  # seconds
+    validation: float  # seconds
+    num_parameters: int
+    request: Request  # of the validation
+
+
+def _train(config: TrainConfig, path: Path) -> _Trained:
+    """Train the head of ``config`` for the steps that are timed, and save it in the directory ``path``.
 
     Hidden states are stored, if at all, in a folder of their own: each candidate reads others.
     """
@@ -102,7 +100,12 @@ def _time(config: TrainConfig) -> tuple[float, float, int]:
             config = config.model_copy(update={"hidden_states": states.model_copy(update={"folder": folder})})
         run = Run(config=config)
         stack.callback(run.strategy.close)
-        return *run.probe(), sum(parameter.numel() for parameter in run.task.trained().values())
+        step, validation = run.probe(steady_clock(run.strategy.device))
+        assert isinstance(run.task, DraftHeadTask) and run.fingerprint is not None
+        head = run.task.trained_heads[0].head
+        save_head(head, path, target_name=config.target.path or "", fingerprint=run.fingerprint)
+        count = sum(parameter.numel() for parameter in run.task.trained().values())
+        return _Trained(step=step, validation=validation, num_parameters=count, request=run.requests()[0])
 
 
 def _config(base: dict[str, Any], candidate: Candidate, *, steps: int) -> TrainConfig:

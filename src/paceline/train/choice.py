@@ -4,19 +4,11 @@ Nothing here measures: the same measurements give the same choice.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from paceline.draft_heads.base import DraftHead
-from paceline.draft_heads.early_exit import EarlyExitHead
-from paceline.draft_heads.feature_head import FeatureHead
-from paceline.draft_heads.state_pair import StatePairHead
-from paceline.hardware.rates import Rates
-from paceline.hardware.roofline import Work
-from paceline.hardware.speed_limit import limit
 from paceline.models.native.decoder import DecoderLM
-from paceline.models.work import forward_work
 
 # Greedy tokens per step by training steps, of drafts of PRIOR_K tokens: the zoo's validations of heads of the embedded
 # target, with Muon, on its own output and Python source (docs/benchmarks/zoo-validation.jsonl). No other kind has
@@ -42,7 +34,6 @@ PRIORS: Mapping[str, Sequence[tuple[int, float]]] = {
 }
 PRIOR_K = 6
 PRIOR_TOKENS = 8 * 255  # of a step there
-LONGEST = 8  # draft tokens that are considered
 MOST_DRAFTED = 32_000  # tokens of a draft vocabulary, as EAGLE-3 has (2503.01840)
 
 
@@ -50,6 +41,7 @@ MOST_DRAFTED = 32_000  # tokens of a draft vocabulary, as EAGLE-3 has (2503.0184
 class Candidate:
     """A head as a configuration names it."""
 
+    name: str  # in PRIORS, and in the zoo
     kind: str
     config: Mapping[str, Any]
 
@@ -61,7 +53,7 @@ class Probe:
     step: float  # seconds
     validation: float  # seconds
     num_parameters: int  # that are trained
-    work: Work  # of one drafted token
+    costs: Sequence[float]  # of steps with 1, 2, ... draft tokens, over a plain step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,67 +64,44 @@ class Estimate:
     probe: Probe
     steps: int  # that the budget has room for
     tokens_per_step: float  # of drafts of PRIOR_K tokens, by the prior
-    draft_cost: float  # seconds of a drafted token over those of the target's plain step, by the roofline
-    num_draft_tokens: int  # the best of 1 to LONGEST
-    speed_up: float  # over plain decoding, by the roofline, with so many
+    num_draft_tokens: int  # the best of those with a cost
+    speed_up: float  # over plain decoding, with so many
 
 
 def candidates(target: DecoderLM) -> list[Candidate]:
-    """The kinds with a prior, in its proportions; an early exit only where a layer is left after it."""
-    layers, vocab = target.num_layers, min(MOST_DRAFTED, target.vocab_size // 2)
-    half = target.config.hidden_size // 2 // target.config.head_dim * target.config.head_dim
+    """The heads with a prior, in its proportions; an early exit only where a layer is left after it."""
+    config, layers = target.config, target.num_layers
+    half = config.hidden_size // 2 // config.head_dim * config.head_dim
     exit_layer = max(1, round(layers / 8))
     taps = sorted({max(1, round(layers * share)) for share in (0.25, 0.625, 1.0)})
-    found: dict[str, dict[str, Any]] = {
-        "early_exit": {"exit_layer": exit_layer, "num_blocks": 1},
-        "prophet": {
-            "num_states": 2,
-            "num_blocks": 2,
-            "width": max(target.config.head_dim, half),
-            "anchors": 64,
-            "depth": PRIOR_K,
-        },
-        "mtp": {"depth": 5, "anchors": 64},
-        "eagle3": {"taps": taps, "draft_vocab_size": vocab, "depth": 5, "anchors": 64},
-        "medusa": {"depth": PRIOR_K, "lm_head": "shared", "draft_vocab_size": vocab, "anchors": 128},
+    vocab = min(MOST_DRAFTED, target.vocab_size // 2)
+    by_width = {"num_states": 2, "num_blocks": 2, "width": max(config.head_dim, half)}
+    block = {"taps": taps, "num_layers": 2, "mask_token_id": 0, "anchors": 64}
+    markov = {"ffn_size": config.ffn_size * 3 // 4, "markov_rank": config.hidden_size // 8}
+    found: dict[str, tuple[str, dict[str, Any]]] = {
+        "early_exit": ("early_exit", {"exit_layer": exit_layer, "num_blocks": 1}),
+        "prophet": ("prophet", {**by_width, "depth": PRIOR_K, "anchors": 64}),
+        "mtp": ("mtp", {"depth": 5, "anchors": 64}),
+        "eagle": ("eagle", {"depth": 5, "anchors": 64}),
+        "eagle3": ("eagle3", {"taps": taps, "draft_vocab_size": vocab, "depth": 5, "anchors": 64}),
+        "dflash": ("block", {**block, "block_size": 8}),
+        "dspark": ("block", {**block, **markov, "block_size": 7, "anchor_first": True, "confidence": True}),
+        "xpress": ("block", {**block, **markov, "block_size": 8, "markov_head": "refiner"}),
+        "medusa": ("medusa", {"depth": PRIOR_K, "lm_head": "shared", "draft_vocab_size": vocab, "anchors": 128}),
+        "hydra": ("hydra", {"depth": PRIOR_K, "draft_vocab_size": vocab // 2, "anchors": 128}),
+        "mlp_speculator": (
+            "mlp_speculator",
+            {"depth": PRIOR_K, "tied": True, "draft_vocab_size": vocab, "anchors": 128},
+        ),
     }
     if exit_layer >= layers:
         del found["early_exit"]
-    return [Candidate(kind=kind, config=config) for kind, config in found.items()]
+    return [Candidate(name=name, kind=kind, config=config) for name, (kind, config) in found.items() if name in PRIORS]
 
 
-def draft_work(head: DraftHead, target: DecoderLM) -> Work:
-    """What drafts a token: a forward of the head's decoder, with the target's layers below an early exit and what joins
-    a pair; of heads with layers for every depth, the mean over the depths.
-    """
-    work, whole = forward_work(head.decoder), forward_work(target)
-    if isinstance(head, FeatureHead):
-        lm_heads = [head.lm_head_of(depth) for depth in range(head.sizes.depth)]
-        layers = [*set(head.products).difference(lm_heads), *lm_heads]
-        parts = [part for layer in layers for part in layer.parameters()]
-        return replace(
-            work,
-            weight_bytes=sum(part.nbytes for part in parts) // head.sizes.depth,
-            num_weights=sum(part.numel() for part in parts) // head.sizes.depth,
-            slot_bytes=0,
-            slot_flops=0,
-        )
-    below = target.blocks[: head.options.exit_layer] if isinstance(head, EarlyExitHead) else []
-    joining = head.products if isinstance(head, StatePairHead) else ()  # EAGLE-3's reads what is verified alone
-    parts = [part for module in (*below, *joining) for part in module.parameters()]
-    share = len(below) / target.num_layers
-    return replace(
-        work,
-        weight_bytes=work.weight_bytes + sum(part.nbytes for part in parts),
-        num_weights=work.num_weights + sum(part.numel() for part in parts),
-        slot_bytes=work.slot_bytes + round(whole.slot_bytes * share),
-        slot_flops=work.slot_flops + round(whole.slot_flops * share),
-    )
-
-
-def expected_length(kind: str, num_tokens: int) -> float:
+def expected_length(name: str, num_tokens: int) -> float:
     """The prior's tokens per step after training on ``num_tokens``: linear between its points, flat after the last."""
-    curve = PRIORS[kind]
+    curve = PRIORS[name]
     at = num_tokens / PRIOR_TOKENS
     for (start, low), (end, high) in pairwise(curve):
         if at < end:
@@ -149,9 +118,7 @@ def acceptance_rate(tokens_per_step: float, k: int) -> float:
     return low
 
 
-def estimate(
-    candidate: Candidate, probe: Probe, *, target: Work, rates: Rates, budget: float, every: int, tokens_per_step: int
-) -> Estimate:
+def estimate(candidate: Candidate, probe: Probe, *, budget: float, every: int, tokens_per_step: int) -> Estimate:
     """For ``budget`` seconds with a validation ``every`` so many steps, each of ``tokens_per_step`` tokens.
 
     Raises ValueError if not one step and a validation fit.
@@ -159,28 +126,23 @@ def estimate(
     steps = int((budget - probe.validation) / (probe.step + probe.validation / every))
     if steps < 1:
         raise ValueError(
-            f"--budget {budget:g} s: a step of {candidate.kind} takes {probe.step:.2f} s and a validation "
+            f"--budget {budget:g} s: a step of {candidate.name} takes {probe.step:.2f} s and a validation "
             f"{probe.validation:.2f} s; give more, or validate fewer prompts"
         )
-    length = expected_length(candidate.kind, steps * tokens_per_step)
+    length = expected_length(candidate.name, steps * tokens_per_step)
     rate = acceptance_rate(length, PRIOR_K)
-    plain = limit(target, None, rates, acceptance=())
-    found = [
-        limit(target, probe.work, rates, acceptance=[rate**at for at in range(1, k + 1)]) for k in range(1, LONGEST + 1)
-    ]
-    best = max(found, key=lambda one: (one.speed_up(plain), -one.num_draft_tokens))
-    alone = limit(probe.work, None, rates, acceptance=())
+    speed_ups = [sum(rate**at for at in range(k + 1)) / cost for k, cost in enumerate(probe.costs, 1)]
+    best = max(range(len(speed_ups)), key=speed_ups.__getitem__)  # of equals the shortest
     return Estimate(
         candidate=candidate,
         probe=probe,
         steps=steps,
         tokens_per_step=length,
-        draft_cost=alone.attainable / plain.attainable,
-        num_draft_tokens=best.num_draft_tokens,
-        speed_up=best.speed_up(plain),
+        num_draft_tokens=best + 1,
+        speed_up=speed_ups[best],
     )
 
 
 def choose(estimates: Sequence[Estimate]) -> Estimate:
     """The highest speed-up; of equals the one with fewer parameters, then the first by name."""
-    return min(estimates, key=lambda one: (-one.speed_up, one.probe.num_parameters, one.candidate.kind))
+    return min(estimates, key=lambda one: (-one.speed_up, one.probe.num_parameters, one.candidate.name))

@@ -1,7 +1,6 @@
 """A training run from its configuration: builds everything, trains, and writes the best weights with model cards."""
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -106,7 +105,7 @@ class Run:
             pairs_for=self.pairs_for,
         )
 
-    def _requests(self) -> list[Request]:
+    def requests(self) -> list[Request]:
         """What a validation decodes: held-out prompts, or held-out sources up to the end of the output."""
         section, inputs = self.config.validation, list(self.target.lm.context_inputs)
         if not inputs:
@@ -135,16 +134,14 @@ class Run:
             stored=None if self.states is None else self.states.missing_bytes,
         )
 
-    def probe(self, *, warm_up: int = WARM_UP, timed: int = TIMED) -> tuple[float, float]:
+    def probe(self, clock: Callable[[], float], *, warm_up: int = WARM_UP, timed: int = TIMED) -> tuple[float, float]:
         """Seconds of a step, the median of ``timed``, and of a validation; writes nothing but hidden states.
 
-        Processor time on the CPU with one thread, which leaves other programs out; else wall time. With stored states
-        the configuration has at least as many steps as are taken here, for their rows are what is stored.
+        With stored states the configuration has at least as many steps as are taken here, for their rows are what is
+        stored.
         """
         if self.states is not None:
             self._store_states(self.states)
-        single = self.strategy.device.type == "cpu" and torch.get_num_threads() == 1
-        clock = time.process_time if single else time.perf_counter
         trainer = self._trainer(silent_for=warm_up + timed)
         progress = TrainProgress(total=warm_up + timed, done=0, shown=False)
 
@@ -247,7 +244,7 @@ class Run:
             )
         validation = Validation(
             section=section,
-            requests=self._requests(),
+            requests=self.requests(),
             held_out=self.data.held_out,
             seed=self.config.seed,
         )

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from paceline.train.choice import Estimate
 
 UNITS = {"s": 1, "m": 60, "h": 3600}
-TITLES = ("head", "parameters", "s/step", "steps", "expected", "draft cost", "k", "speed-up")
+TITLES = ("head", "parameters", "s/step", "steps", "expected", "k", "step cost", "speed-up")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainAuto(Command):
     """Choose a draft head for a target and a training budget, and write the configuration that trains it.
 
-    The configuration given lacks `heads` and `schedule.steps`. Each candidate is timed for some steps and a validation.
-    The steps that fit the budget give the expected tokens per step, by figures that were measured on another, small
-    target; the roofline of this machine gives the cost of a draft. The highest speed-up is chosen. All figures are
+    The configuration given lacks `heads` and `schedule.steps`. Each candidate is trained for some steps, validated, and
+    timed while it drafts. The steps that fit the budget give the expected tokens per step, by figures that were
+    measured on another, small target; the highest speed-up with what a step then costs is chosen. All figures are
     printed and written; for another target the expected ones are guesses.
 
     Examples:
@@ -75,13 +75,13 @@ def _seconds(text: str) -> float:
 
 def _row(one: "Estimate") -> "Sequence[str]":
     return (
-        one.candidate.kind,
+        one.candidate.name,
         f"{one.probe.num_parameters:,}",
         f"{one.probe.step:.3f}",
         f"{one.steps:,}",
         f"{one.tokens_per_step:.2f}",
-        f"{one.draft_cost:.3f}",
         str(one.num_draft_tokens),
+        f"{one.probe.costs[one.num_draft_tokens - 1]:.2f}",
         f"{one.speed_up:.2f}",
     )
 
@@ -89,7 +89,12 @@ def _row(one: "Estimate") -> "Sequence[str]":
 def _lines(estimates: "Sequence[Estimate]") -> list[str]:
     """The table as comments, unrounded where the choice depends on it."""
     rows: list[dict[str, Any]] = [
-        {**dict(zip(TITLES, _row(one), strict=True)), "s/step": one.probe.step, "s/validation": one.probe.validation}
+        {
+            **dict(zip(TITLES, _row(one), strict=True)),
+            "s/step": one.probe.step,
+            "s/validation": one.probe.validation,
+            "step costs": ", ".join(f"{cost:.3f}" for cost in one.probe.costs),
+        }
         for one in estimates
     ]
     return ["; ".join(f"{name} {value}" for name, value in row.items()) for row in rows]
