@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -129,7 +130,7 @@ def steps_within(seconds: float, step: float, validation: float, every: int) -> 
 
 def measure(config: TrainConfig) -> tuple[float, float]:
     """Seconds of one thread for a step, the median of some, and for a validation. Writes only hidden states."""
-    return Run(config=config).probe(warm_up=WARM_UP, timed=TIMED)
+    return Run(config=config).probe(time.process_time, warm_up=WARM_UP, timed=TIMED)
 
 
 def train(folder: Path, raw: dict[str, Any]) -> None:
