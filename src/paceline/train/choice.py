@@ -69,18 +69,20 @@ class Estimate:
 
 
 def candidates(target: DecoderLM) -> list[Candidate]:
-    """The heads with a prior, in its proportions; an early exit only where a layer is left after it."""
+    """The heads with a prior, in its proportions; early exits only where a layer is left after them."""
     config, layers = target.config, target.num_layers
     half = config.hidden_size // 2 // config.head_dim * config.head_dim
-    exit_layer = max(1, round(layers / 8))
+    eighth, quarter = (max(1, round(layers / part)) for part in (8, 4))
     taps = sorted({max(1, round(layers * share)) for share in (0.25, 0.625, 1.0)})
     vocab = min(MOST_DRAFTED, target.vocab_size // 2)
-    by_width = {"num_states": 2, "num_blocks": 2, "width": max(config.head_dim, half)}
+    prophet = {"num_states": 2, "num_blocks": 2, "depth": PRIOR_K, "anchors": 64}
     block = {"taps": taps, "num_layers": 2, "mask_token_id": 0, "anchors": 64}
     markov = {"ffn_size": config.ffn_size * 3 // 4, "markov_rank": config.hidden_size // 8}
     found: dict[str, tuple[str, dict[str, Any]]] = {
-        "early_exit": ("early_exit", {"exit_layer": exit_layer, "num_blocks": 1}),
-        "prophet": ("prophet", {**by_width, "depth": PRIOR_K, "anchors": 64}),
+        "early_exit": ("early_exit", {"exit_layer": eighth, "num_blocks": 1}),
+        "early_exit_quarter": ("early_exit", {"exit_layer": quarter, "num_blocks": 1}),
+        "prophet": ("prophet", {**prophet, "width": max(config.head_dim, half)}),
+        "prophet_wide": ("prophet", prophet),
         "mtp": ("mtp", {"depth": 5, "anchors": 64}),
         "eagle": ("eagle", {"depth": 5, "anchors": 64}),
         "eagle3": ("eagle3", {"taps": taps, "draft_vocab_size": vocab, "depth": 5, "anchors": 64}),
@@ -94,8 +96,10 @@ def candidates(target: DecoderLM) -> list[Candidate]:
             {"depth": PRIOR_K, "tied": True, "draft_vocab_size": vocab, "anchors": 128},
         ),
     }
-    if exit_layer >= layers:
+    if eighth >= layers:
         del found["early_exit"]
+    if quarter in (eighth, layers):
+        del found["early_exit_quarter"]
     return [Candidate(name=name, kind=kind, config=config) for name, (kind, config) in found.items() if name in PRIORS]
 
 
