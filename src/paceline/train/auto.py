@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -54,19 +54,26 @@ def choose_recipe(base: dict[str, Any], *, budget: float, progress: Callable[[st
     device = torch.device(first.device or "cpu")
     tried = candidates(build_target(first.target, seed=first.seed, device=device).lm)
     with TemporaryDirectory(prefix="paceline-heads-", dir=existing(first.output.parent)) as name:
-        folder, trained = Path(name), list[_Trained]()
-        for at, candidate in enumerate(tried):
+        folder, probes = Path(name), list[tuple[Probe, Request]]()
+        for candidate in tried:
             progress(f"training {candidate.name}")
-            trained.append(_train(_config(base, candidate, steps=WARM_UP + TIMED), folder / str(at)))
+            probes.append(_train(_config(base, candidate, steps=WARM_UP + TIMED), folder / candidate.name))
         target = load(first.target.path or "", device=first.device)  # in the precision in which it is served
         estimates: list[Estimate] = []
-        for at, (candidate, one) in enumerate(zip(tried, trained, strict=True)):
+        for candidate, (probe, request) in zip(tried, probes, strict=True):
             progress(f"drafting with {candidate.name}")
-            costs = measure_costs(target, folder / str(at), request=one.request, clock=steady_clock(target.lm.device))
-            probe = Probe(step=one.step, validation=one.validation, num_parameters=one.num_parameters, costs=costs)
-            tokens = first.batch.rows * first.batch.length
-            every = first.validation.every
-            estimates.append(estimate(candidate, probe, budget=budget, every=every, tokens_per_step=tokens))
+            costs = measure_costs(
+                target, folder / candidate.name, request=request, clock=steady_clock(target.lm.device)
+            )
+            estimates.append(
+                estimate(
+                    candidate,
+                    replace(probe, costs=costs),
+                    budget=budget,
+                    every=first.validation.every,
+                    tokens_per_step=first.batch.rows * first.batch.length,
+                )
+            )
     best = choose(estimates)
     reason = (
         f"chosen: {best.candidate.name}, {best.steps} steps: the highest speed-up, {best.speed_up:.2f} with "
@@ -77,19 +84,10 @@ def choose_recipe(base: dict[str, Any], *, budget: float, progress: Callable[[st
     return ChosenRecipe(config=_config(base, best.candidate, steps=best.steps), estimates=estimates, reason=reason)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Trained:
-    """A head of some steps."""
-
-    step: float  # seconds
-    validation: float  # seconds
-    num_parameters: int
-    request: Request  # of the validation
-
-
-def _train(config: TrainConfig, path: Path) -> _Trained:
+def _train(config: TrainConfig, path: Path) -> tuple[Probe, Request]:
     """Train the head of ``config`` for the steps that are timed, and save it in the directory ``path``.
 
+    Returns what that took, and a request of the validation.
     Hidden states are stored, if at all, in a folder of their own: each candidate reads others.
     """
     with ExitStack() as stack:
@@ -105,7 +103,7 @@ def _train(config: TrainConfig, path: Path) -> _Trained:
         head = run.task.trained_heads[0].head
         save_head(head, path, target_name=config.target.path or "", fingerprint=run.fingerprint)
         count = sum(parameter.numel() for parameter in run.task.trained().values())
-        return _Trained(step=step, validation=validation, num_parameters=count, request=run.requests()[0])
+        return Probe(step=step, validation=validation, num_parameters=count, costs=()), run.requests()[0]
 
 
 def _config(base: dict[str, Any], candidate: Candidate, *, steps: int) -> TrainConfig:

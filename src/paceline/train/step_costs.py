@@ -21,7 +21,8 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.none import NoDrafter
 
 LENGTHS = (1, 2, 4, 8)  # draft tokens that are timed
-ROUNDS, WARM_UP, STEPS = 5, 2, 4  # of each length, and a round's steps before those that are timed
+ROUNDS, SECONDS = 5, 0.5  # of each length, at least
+WARM_UP, STEPS = 2, 4  # of a round, and those that are timed
 
 Clock = Callable[[], float]
 
@@ -46,7 +47,9 @@ def measure_costs(target: Loaded, head: Path, *, request: Request, clock: Clock)
     costs: list[float] = []
     for k in timed:
         drafted = _Steps(target, drafter, k, request, clock)
-        rounds = [(plain.seconds(), drafted.seconds()) for _ in range(ROUNDS)]
+        rounds: list[tuple[float, float]] = []
+        while len(rounds) < ROUNDS or sum(map(sum, rounds)) < SECONDS:
+            rounds.append((plain.seconds(), drafted.seconds()))
         before, after = (median(seconds) for seconds in zip(*rounds, strict=True))
         costs.append(after / before)
     return tuple(np.interp(range(1, longest + 1), (0, *timed), (1.0, *costs)).tolist())
