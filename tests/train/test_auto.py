@@ -92,13 +92,21 @@ def test_choice_weighs_acceptance_against_the_cost_of_drafts(monkeypatch):
 
 
 def test_candidates_have_the_proportions_of_the_prior():
-    target = tiny.native(tiny.llama(1, dtype=torch.float32))
-    kinds = {one.name: one.config for one in choice.candidates(target)}
-    assert set(kinds) == set(choice.PRIORS)
-    assert kinds["early_exit"]["exit_layer"] == 1 and kinds["prophet"]["width"] == target.config.hidden_size // 2
-    assert kinds["eagle3"]["draft_vocab_size"] == kinds["medusa"]["draft_vocab_size"] == target.vocab_size // 2
-    single = tiny.native(tiny.llama(1, dtype=torch.float32, num_hidden_layers=1))
-    assert {one.name for one in choice.candidates(single)} == set(choice.PRIORS) - {"early_exit"}
+    """On few layers early exits of two sizes are one, and on a single one there is none."""
+    by_layers = {
+        layers: {
+            one.name: one.config
+            for one in choice.candidates(tiny.native(tiny.llama(1, dtype=torch.float32, num_hidden_layers=layers)))
+        }
+        for layers in (1, 2, 8, 24)
+    }
+    exits = {"early_exit", "early_exit_quarter"}
+    missing = {layers: set(choice.PRIORS) - set(found) for layers, found in by_layers.items()}
+    assert missing == {1: exits, 2: {"early_exit_quarter"}, 8: set(), 24: set()}
+    assert [by_layers[24][name]["exit_layer"] for name in sorted(exits)] == [3, 6]
+    found = by_layers[8]
+    assert found["prophet"]["width"] == 16 and found["eagle3"]["taps"] == [2, 5, 8]
+    assert found["eagle3"]["draft_vocab_size"] == found["medusa"]["draft_vocab_size"] == tiny.VOCAB // 2
 
 
 def test_candidates_for_the_embedded_target_are_those_of_the_zoo():
