@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.train.choice import Estimate
 
 UNITS = {"s": 1, "m": 60, "h": 3600}
-TITLES = ("head", "parameters", "s/step", "steps", "expected", "k", "step cost", "speed-up")
+TITLES = ("head", "size", "s/step", "steps", "expected", "k", "step cost", "speed-up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _seconds(text: str) -> float:
 def _row(one: "Estimate") -> "Sequence[str]":
     return (
         one.candidate.name,
-        f"{one.probe.num_parameters:,}",
+        f"{one.probe.num_parameters / 1e6:.2f} M",
         f"{one.probe.step:.3f}",
         f"{one.steps:,}",
         f"{one.tokens_per_step:.2f}",
@@ -91,6 +91,7 @@ def _lines(estimates: "Sequence[Estimate]") -> list[str]:
     rows: list[dict[str, Any]] = [
         {
             **dict(zip(TITLES, _row(one), strict=True)),
+            "parameters": one.probe.num_parameters,
             "s/step": one.probe.step,
             "s/validation": one.probe.validation,
             "step costs": ", ".join(f"{cost:.3f}" for cost in one.probe.costs),
