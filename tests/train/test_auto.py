@@ -9,11 +9,12 @@ import yaml
 
 from paceline.bench.raw import read_records
 from paceline.cli import run
-from paceline.train import choice
+from paceline.train import choice, step_costs
 from paceline.train.choice import Candidate, Probe, acceptance_rate, choose, estimate, expected_length
 from paceline.train.config_file import read_train_config
 from paceline.train.init_weights import random_model
 from tests import tiny
+from tests.train import pairs
 from tests.train.configs import recipe, train, write_target
 
 ROOT = Path(__file__).parents[2]
@@ -125,6 +126,14 @@ def base(root, output, **fields):
     return path
 
 
+@pytest.fixture
+def few(monkeypatch):
+    """Two candidates, and as few rounds as may be."""
+    monkeypatch.setattr(choice, "PRIORS", {name: choice.PRIORS[name] for name in ("early_exit", "prophet")})
+    monkeypatch.setattr(step_costs, "SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("stored", [False, True])
 def test_command_writes_a_configuration_that_trains(stored, folder, tmp_path, capsys):
     """Also where steps are timed that read stored hidden states."""
@@ -146,6 +155,17 @@ def test_command_writes_a_configuration_that_trains(stored, folder, tmp_path, ca
     assert train(chosen, "--set", "schedule.steps=2") == 0
     assert (tmp_path / "run" / config.heads[0].kind / "config.json").exists()
     assert (tmp_path / "states" / "manifest.json").exists() == stored
+
+
+@pytest.mark.usefixtures("few")
+def test_heads_of_an_encoder_decoder_are_chosen_too(tmp_path, capsys):
+    """Its steps are timed after a source."""
+    path, chosen = pairs.recipe(tmp_path), tmp_path / "chosen.yaml"
+    raw = yaml.safe_load(path.read_text())
+    del raw["draft"], raw["schedule"]["steps"]
+    path.write_text(yaml.safe_dump(raw))
+    assert run(["train", "auto", str(path), "--budget", "60s", "--output", str(chosen)]) == 0
+    assert "chosen: " in capsys.readouterr().out and len(read_train_config(chosen).heads) == 1
 
 
 @pytest.mark.parametrize(
