@@ -92,19 +92,21 @@ def test_choice_weighs_acceptance_against_the_cost_of_drafts(monkeypatch):
     assert choose([prophet, smaller]) is smaller and choose([smaller, prophet]) is smaller
 
 
+def native(layers):
+    return tiny.native(tiny.llama(1, dtype=torch.float32, num_hidden_layers=layers))
+
+
 def test_candidates_have_the_proportions_of_the_prior():
-    """On few layers early exits of two sizes are one, and on a single one there is none."""
+    """On few layers early exits of two sizes are one, and on a single one there is none. Muon does not train EAGLE."""
     by_layers = {
-        layers: {
-            one.name: one.config
-            for one in choice.candidates(tiny.native(tiny.llama(1, dtype=torch.float32, num_hidden_layers=layers)))
-        }
+        layers: {one.name: one.config for one in choice.candidates(native(layers), optimiser="adamw")}
         for layers in (1, 2, 8, 24)
     }
     exits = {"early_exit", "early_exit_quarter"}
     missing = {layers: set(choice.PRIORS) - set(found) for layers, found in by_layers.items()}
     assert missing == {1: exits, 2: {"early_exit_quarter"}, 8: set(), 24: set()}
     assert [by_layers[24][name]["exit_layer"] for name in sorted(exits)] == [3, 6]
+    assert {one.name for one in choice.candidates(native(8), optimiser="muon")} == set(choice.PRIORS) - {"eagle"}
     found = by_layers[8]
     assert found["prophet"]["width"] == 16 and found["eagle3"]["taps"] == [2, 5, 8]
     assert found["eagle3"]["draft_vocab_size"] == found["medusa"]["draft_vocab_size"] == tiny.VOCAB // 2
@@ -114,7 +116,7 @@ def test_candidates_for_the_embedded_target_are_those_of_the_zoo():
     folder = ROOT / "demo/src/paceline_demo/target"
     target = random_model(json.loads((folder / "config.json").read_text(encoding="utf-8")), 0)
     zoo = yaml.safe_load((ROOT / "demo/recipes/zoo.yaml").read_text(encoding="utf-8"))["heads"]
-    for one in choice.candidates(target):
+    for one in choice.candidates(target, optimiser="adamw"):
         assert {"kind": one.kind, "config": one.config} == zoo[one.name]["head"]
 
 
@@ -147,7 +149,7 @@ def test_command_writes_a_configuration_that_trains(stored, folder, tmp_path, ca
     assert chosen.read_text().startswith("# paceline train auto, budget 20s:\n# head ")
     config = read_train_config(chosen)
     assert (
-        config.heads[0].kind in {one.kind for one in choice.candidates(tiny.native(tiny.llama(1)))}
+        config.heads[0].kind in {one.kind for one in choice.candidates(native(2), optimiser="adamw")}
         and config.schedule.steps >= 1
     )
     assert not (tmp_path / "run").exists(), "nothing was trained"

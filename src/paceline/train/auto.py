@@ -52,18 +52,20 @@ def choose_recipe(base: dict[str, Any], *, budget: float, progress: Callable[[st
     """Time each candidate on this machine, with torch's threads, and choose. Writes nothing that stays."""
     first = _config(base, Candidate(name="prophet", kind="prophet", config={}), steps=1)
     device = torch.device(first.device or "cpu")
-    tried = candidates(build_target(first.target, seed=first.seed, device=device).lm)
+    target = build_target(first.target, seed=first.seed, device=device).lm
+    tried = candidates(target, optimiser=first.optimiser.kind)
+    del target
     with TemporaryDirectory(prefix="paceline-heads-", dir=existing(first.output.parent)) as name:
         folder, probes = Path(name), list[tuple[Probe, Request]]()
         for candidate in tried:
             progress(f"training {candidate.name}")
             probes.append(_train(_config(base, candidate, steps=WARM_UP + TIMED), folder / candidate.name))
-        target = load(first.target.path or "", device=first.device)  # in the precision in which it is served
+        served = load(first.target.path or "", device=first.device)  # in the precision in which it is served
         estimates: list[Estimate] = []
         for candidate, (probe, request) in zip(tried, probes, strict=True):
             progress(f"drafting with {candidate.name}")
             costs = measure_costs(
-                target, folder / candidate.name, request=request, clock=steady_clock(target.lm.device)
+                served, folder / candidate.name, request=request, clock=steady_clock(served.lm.device)
             )
             estimates.append(
                 estimate(

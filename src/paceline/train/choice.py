@@ -82,8 +82,10 @@ class Estimate:
     speed_up: float  # over plain decoding, with so many
 
 
-def candidates(target: DecoderLM) -> list[Candidate]:
-    """The heads with a prior, in its proportions; early exits only where a layer is left after them."""
+def candidates(target: DecoderLM, *, optimiser: str) -> list[Candidate]:
+    """The heads with a prior, in its proportions, that ``optimiser`` (a kind) can train; early exits only where a layer
+    is left after them.
+    """
     config, layers = target.config, target.num_layers
     half = config.hidden_size // 2 // config.head_dim * config.head_dim
     eighth, quarter = (max(1, round(layers / part)) for part in (8, 4))
@@ -110,6 +112,8 @@ def candidates(target: DecoderLM) -> list[Candidate]:
             {"depth": PRIOR_K, "tied": True, "draft_vocab_size": vocab, "anchors": 128},
         ),
     }
+    if optimiser == "muon":  # with which EAGLE's loss goes beyond all numbers, as it has no norms
+        del found["eagle"]
     if eighth >= layers:
         del found["early_exit"]
     if quarter in (eighth, layers):
