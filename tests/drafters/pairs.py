@@ -86,8 +86,7 @@ def check_parity(drafter, *, target=None, verifier="coupled", temperature=0.9, s
     for step in range(steps):
         plan = decoder.plan()
         if step in (4, 7):  # a prompt that begins as a sequence that was drafted: the whole, of which the head has not
-            length = int(decoder.batch.length[3]) - 1  # read all, or a part of what it has read
-            length -= 4 * (step == 7)
+            length = int(decoder.batch.length[3]) - (1 if step == 4 else 5)  # read all, or a part of what it has read
             prompt = [*decoder.batch.tokens[3, :length].tolist(), *[7] * (step - 3)]
             decoder.admit([request(prompt, max_tokens=20)], [4], [Prefix(row=3, length=length)])
             rows = range(len(PROMPTS) + 1)

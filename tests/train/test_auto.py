@@ -148,10 +148,7 @@ def test_command_writes_a_configuration_that_trains(stored, folder, tmp_path, ca
     assert "on the embedded target (docs/zoo.md)" in shown and f"next: paceline train {chosen}" in shown
     assert chosen.read_text().startswith("# paceline train auto, budget 20s:\n# head ")
     config = read_train_config(chosen)
-    assert (
-        config.heads[0].kind in {one.kind for one in choice.candidates(native(2), optimiser="adamw")}
-        and config.schedule.steps >= 1
-    )
+    assert config.heads[0].kind in ("early_exit", "prophet") and config.schedule.steps >= 1
     assert not (tmp_path / "run").exists(), "nothing was trained"
     assert not list(tmp_path.glob("*states*")), "each candidate reads other states, in a folder that is gone"
     assert train(chosen, "--set", "schedule.steps=2") == 0

@@ -1,5 +1,7 @@
 """What steps with drafts cost, by a clock that stands still but for the target's forwards and the drafts."""
 
+import time
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from paceline.core.request import Request
 from paceline.core.tree import Draw, Tree
 from paceline.drafters.base import StatelessDrafter
 from paceline.train import step_costs
-from paceline.train.step_costs import measure_costs
+from paceline.train.step_costs import measure_costs, steady_clock
 from tests.train.configs import write_target
 
 
@@ -54,3 +56,11 @@ def test_costs_are_of_timed_lengths_and_linear_between(longest, expected, tmp_pa
     request = Request(tokens=[1, 2, 3], max_tokens=1, stop_tokens=[1, 2, 3])
     costs = measure_costs(target, tmp_path / "head", request=request, clock=clock)
     assert costs == pytest.approx(expected), "a plain step takes 1"
+
+
+def test_other_programs_are_left_out_where_one_thread_works_alone(monkeypatch):
+    cpu, threads = torch.device("cpu"), 1
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert steady_clock(cpu) is time.process_time and steady_clock(torch.device("cuda")) is time.perf_counter
+    threads = 2
+    assert steady_clock(cpu) is time.perf_counter

@@ -52,9 +52,7 @@ def choose_recipe(base: dict[str, Any], *, budget: float, progress: Callable[[st
     """Time each candidate on this machine, with torch's threads, and choose. Writes nothing that stays."""
     first = _config(base, Candidate(name="prophet", kind="prophet", config={}), steps=1)
     device = torch.device(first.device or "cpu")
-    target = build_target(first.target, seed=first.seed, device=device).lm
-    tried = candidates(target, optimiser=first.optimiser.kind)
-    del target
+    tried = candidates(build_target(first.target, seed=first.seed, device=device).lm, optimiser=first.optimiser.kind)
     with TemporaryDirectory(prefix="paceline-heads-", dir=existing(first.output.parent)) as name:
         folder, probes = Path(name), list[tuple[Probe, Request]]()
         for candidate in tried:

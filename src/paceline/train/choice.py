@@ -91,28 +91,25 @@ def candidates(target: DecoderLM, *, optimiser: str) -> list[Candidate]:
     eighth, quarter = (max(1, round(layers / part)) for part in (8, 4))
     taps = sorted({max(1, round(layers * share)) for share in (0.25, 0.625, 1.0)})
     vocab = min(MOST_DRAFTED, target.vocab_size // 2)
-    prophet = {"num_states": 2, "num_blocks": 2, "depth": PRIOR_K, "anchors": 64}
+    width = max(config.head_dim, half)
     block = {"taps": taps, "num_layers": 2, "mask_token_id": 0, "anchors": 64}
     markov = {"ffn_size": config.ffn_size * 3 // 4, "markov_rank": config.hidden_size // 8}
     found: dict[str, tuple[str, dict[str, Any]]] = {
         "early_exit": ("early_exit", {"exit_layer": eighth, "num_blocks": 1}),
         "early_exit_quarter": ("early_exit", {"exit_layer": quarter, "num_blocks": 1}),
-        "prophet": ("prophet", {**prophet, "width": max(config.head_dim, half)}),
-        "prophet_wide": ("prophet", prophet),
+        "prophet": ("prophet", {"num_states": 2, "num_blocks": 2, "width": width, "depth": PRIOR_K, "anchors": 64}),
         "mtp": ("mtp", {"depth": 5, "anchors": 64}),
         "eagle": ("eagle", {"depth": 5, "anchors": 64}),
         "eagle3": ("eagle3", {"taps": taps, "draft_vocab_size": vocab, "depth": 5, "anchors": 64}),
         "dflash": ("block", {**block, "block_size": 8}),
         "dspark": ("block", {**block, **markov, "block_size": 7, "anchor_first": True, "confidence": True}),
-        "xpress": ("block", {**block, **markov, "block_size": 8, "markov_head": "refiner"}),
         "medusa": ("medusa", {"depth": PRIOR_K, "lm_head": "shared", "draft_vocab_size": vocab, "anchors": 128}),
-        "hydra": ("hydra", {"depth": PRIOR_K, "draft_vocab_size": vocab // 2, "anchors": 128}),
         "mlp_speculator": (
             "mlp_speculator",
             {"depth": PRIOR_K, "tied": True, "draft_vocab_size": vocab, "anchors": 128},
         ),
     }
-    if optimiser == "muon":  # with which EAGLE's loss goes beyond all numbers, as it has no norms
+    if optimiser == "muon":  # its prior is of AdamW; it has no norms, and at the zoo's rate Muon broke it
         del found["eagle"]
     if eighth >= layers:
         del found["early_exit"]
