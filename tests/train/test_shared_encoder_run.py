@@ -18,11 +18,13 @@ from paceline.cli import run
 from paceline.models.copied_layers import copy_layers
 from paceline.models.loading import load as load_native
 from paceline.models.native.encoder_decoder import EncoderDecoderLM
+from paceline.train.config_file import read_train_config
 from paceline.train.loop.trainer import Trainer
+from paceline.train.run import Run
 from tests.models.test_encoder_decoders import counted
 from tests.train.configs import recipe as decoder_recipe
 from tests.train.configs import train, write_target
-from tests.train.pairs import CHAIN, one_thread, pair, recipe, teacher, words, write_pairs
+from tests.train.pairs import CHAIN, END, one_thread, pair, recipe, teacher, words, write_pairs
 
 MODELS = {"bart": BartForConditionalGeneration, "t5": T5ForConditionalGeneration}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=26)
@@ -57,6 +59,12 @@ def test_training_raises_acceptance(trained):
     for temperature in (0.0, 1.0):
         before, after = (acceptance(target, one, temperature) for one in (untrained, root / "run" / "draft"))
         assert after > before + 0.3 and after > 2.2
+
+
+def test_a_validation_ends_where_an_output_does(tmp_path):
+    config = read_train_config(recipe(tmp_path))
+    asked = Run(config=config).requests()
+    assert len(asked) == config.validation.prompts and all(list(one.stop_tokens) == [END] for one in asked)
 
 
 def test_the_export_is_a_checkpoint_of_transformers_with_equal_logits(trained):
