@@ -181,7 +181,7 @@ def test_outputs_are_the_references_while_rows_change_kinds(drafter, recorded):
 @pytest.mark.parametrize("drafter", HEADS)
 def test_copies_are_drafted_where_a_head_beside_them_reads_nothing(drafter, monkeypatch):
     monkeypatch.setattr(Exploration, "lesson", lambda self, kind: 0)
-    monkeypatch.setattr(Readiness, "keeps", lambda self, speedup, *, reread: False)
+    monkeypatch.setattr(Readiness, "keeps", lambda self, speedup, *, hopeful, reread: False)
     model, lm = tiny.looping_target()
     target = Taps(lm)
     made = Engine(bare(target), drafter=["suffix", tiny_drafter(drafter, lm)], batch_size=2, max_length=120)

@@ -3,8 +3,17 @@
 import pytest
 
 from paceline.engine.controller import Controller
+from paceline.engine.exploration import LESSONS
 from paceline.engine.knowledge import Knowledge
-from paceline.engine.readiness import FIRST_WAIT, LONGEST_WAIT, Readiness
+from paceline.engine.readiness import (
+    ALLOWED,
+    ALLOWED_HOPE,
+    FIRST_WAIT,
+    FORGIVEN,
+    LONGEST_WAIT,
+    READING,
+    Readiness,
+)
 from tests.engine.machine import Machine
 from tests.harness import request
 
@@ -38,7 +47,7 @@ def test_drafting_must_earn_what_being_ready_costs():
     drafting = serve(0.4, ready=0.0, requests=100)
     served = serve(0.4, ready=0.13, requests=100)
     assert 1.05 < drafting.speedup < 1.13
-    assert sum(served.kept) <= 20 and served.speedup >= 0.98
+    assert sum(served.kept) <= 60 and served.speedup >= 0.98
 
 
 def test_drafting_that_pays_little_begins_once_being_ready_is_known_to_cost_less():
@@ -59,19 +68,87 @@ def test_drafting_begins_soon_after_requests_become_predictable():
 def test_waits_double_and_grow_with_what_is_read_again():
     readiness = Readiness()
     for wait in (FIRST_WAIT, 2 * FIRST_WAIT, 4 * FIRST_WAIT):
-        readiness.observe(wait - 1, 0.9)
-        assert not readiness.keeps(0.0, reread=0)
-        readiness.observe(1, 0.9)
-        assert not readiness.keeps(0.0, reread=1) and readiness.keeps(0.0, reread=0)
-    assert readiness.keeps(1.2, reread=1000), "what pays does not wait"
-    readiness.observe(FIRST_WAIT, None)
-    assert readiness.keeps(0.0, reread=0), "and waits are short again after it"
+        readiness.observe_plain(wait - 1, share=0.9)
+        assert not readiness.keeps(0.0, hopeful=False, reread=0)
+        readiness.observe_plain(1, share=0.9)
+        assert not readiness.keeps(0.0, hopeful=False, reread=1) and readiness.keeps(0.0, hopeful=False, reread=0)
+    assert readiness.keeps(1.2, hopeful=False, reread=1000), "what pays does not wait"
+    readiness.observe_plain(FIRST_WAIT, share=None)
+    assert readiness.keeps(0.0, hopeful=False, reread=0), "and waits are short again after it"
+
+
+@pytest.mark.parametrize(("speedup", "allowed"), [(0.0, ALLOWED_HOPE), (1.2, ALLOWED)])
+def test_requests_are_ready_until_they_have_lost_what_they_may(speedup, allowed):
+    """More where drafting promises to pay than where that is hoped for; time forgives it."""
+
+    def keeps(reread=0):
+        return readiness.keeps(speedup, hopeful=True, reread=reread)
+
+    readiness = Readiness()
+    readiness.observe_plain(1, share=0.9)
+    assert keeps()
+    for _ in range(10):
+        readiness.observe_ready(1.0, 0.9 * (1 + (allowed - 2) / 10))
+    assert keeps() and not keeps(reread=100), "what would be read again counts"
+    readiness.observe_ready(1.0, 0.9 * 4)
+    assert not keeps()
+    readiness.observe_plain(int(2 / FORGIVEN), share=0.9)
+    assert keeps() and not readiness.keeps(0.0, hopeful=False, reread=0)
+
+
+def test_drafting_promises_to_pay_if_it_is_faster_than_plain_requests():
+    """Which are faster than plain steps of ready ones."""
+    readiness = Readiness()
+    readiness.observe_plain(1, share=0.9)
+    assert readiness.pays(1.15) and not readiness.pays(1.13)
+
+
+def test_what_may_pay_is_drafted_to_find_out():
+    """What was seen of the first drafts does not promise that, but leaves it possible."""
+    known = Knowledge()
+    for _ in LESSONS:
+        known.exploration.take_lesson((1, False))
+        known.greedy.counts.add(num_accepted=0, depth=1, keep=1.0)
+    plan, one = Controller(rows=1, knowledge=known), request([1], max_tokens=48)
+    assert plan.drafts_for([0], [one], reread=0)
+    plan.admit([0], [one])
+    assert plan().num_draft_tokens == LESSONS[0] > 1, "a probe would be of a single token"
+
+
+def test_what_ready_requests_won_long_ago_does_not_pay_for_what_they_lose_now():
+    readiness = Readiness()
+    readiness.observe_plain(1, share=1.0)
+    for _ in range(100):
+        readiness.observe_ready(3.0, 1.0)
+    assert readiness.lost == -ALLOWED_HOPE
+    readiness.observe_ready(10.0, 10.0 + 2 * ALLOWED_HOPE + 1)
+    assert not readiness.keeps(0.0, hopeful=True, reread=0)
+
+
+def test_reading_again_is_a_loss():
+    readiness = Readiness()
+    readiness.observe_plain(1, share=1.0)
+    assert readiness.keeps(1.2, hopeful=True, reread=100) and readiness.lost == pytest.approx(100 * READING)
+
+
+def test_hard_texts_at_first_do_not_hide_those_for_which_drafting_pays():
+    """A third of the texts, where nothing is accepted, comes first; so drafting seems worthless."""
+
+    def accepts(known, chance):
+        return Machine(Controller(rows=1, knowledge=known), ready=0.04, growth=0.15, draft=0.15).serve(
+            lambda *_: chance, num_tokens=96, requests=1
+        )
+
+    known = Knowledge()
+    served = [accepts(known, chance) for chance in (0.1, 0.3, 0.1, *(0.9,) * 6)]
+    assert all(one.kept[0] for one in served[4:])
+    assert sum(one.plain_seconds for one in served) > 1.2 * sum(one.seconds for one in served)
 
 
 def test_the_first_rows_of_a_batch_are_judged_with_those_that_wait():
     """So many rows learn that drafting does not pay, and that it might for fewer, which teach nothing in passing."""
     known = Knowledge()
-    assert not any(serve(0.4, rows=8, requests=6, draft=0.05, ready=0.1, knowledge=known).kept[2:])
+    assert not any(serve(0.4, rows=8, requests=12, draft=0.05, ready=0.1, knowledge=known).kept[4:])
 
     def ready(number, waiting):
         plan, requests = Controller(rows=8, knowledge=known), [request([1], max_tokens=48)] * number
@@ -85,8 +162,8 @@ def test_what_being_ready_costs_is_known_on_a_machine_that_changes_its_speed(slo
     """It was fast while requests were ready, and is slow while they are plain, or the other way round."""
     known = Knowledge()
     serve(0.05, requests=2, ready=0.1, knowledge=known)
-    later = serve(0.05, requests=8, ready=0.1, knowledge=known, slowdown=lambda _: slower)
-    assert not any(later.kept[1:])
+    later = serve(0.05, requests=12, ready=0.1, knowledge=known, slowdown=lambda _: slower)
+    assert not any(later.kept[2:])
     (share,) = [one._share for one in known.readiness.values() if one._share is not None]
     assert share == pytest.approx(1 / 1.1, abs=0.025)
 

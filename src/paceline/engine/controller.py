@@ -9,7 +9,7 @@ token now and then, and more at once where that was accepted, so drafting resume
 budget, which bounds what a useless drafter costs.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -19,6 +19,7 @@ from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.core.step import StepPlan, StepResult
 from paceline.core.tree import NoDraft
+from paceline.engine.calibration import DISTURBED
 from paceline.engine.costs import DepthCost, StepWork
 from paceline.engine.curve import WARM
 from paceline.engine.exploration import plain_is_due
@@ -197,9 +198,9 @@ class Controller(Plan):
 
     def _learn_drafted(self, result: StepResult) -> None:
         plan, sample = result.plan, self._steps % SAMPLE == 0
-        options, num_unverified = {"levels": self._ends_early, "timed": self._timed}, self._goodput.num_unverified
+        options = {"levels": self._ends_early, "timed": self._timed, "sample": sample}
         work, missed = learn_rows(
-            result, self.rows, self._probes, num_unverified=num_unverified, sample=sample, **options
+            result, self.rows, self._probes, num_unverified=self._goodput.num_unverified, **options
         )
         if not work.rows:
             return
@@ -214,11 +215,11 @@ class Controller(Plan):
             self._probes.search.spend(result.seconds.search / costs.level)
         per_row, plain_seconds, choice = result.num_tokens / work.rows, plain * costs.level, self._choice
         self._count.add(result.num_tokens, result.seconds.total, plain_seconds=plain_seconds * per_row)
-        if self._timed and choice is not None and not plan.explored and not plan.num_copied:
+        if self._timed and not plan.num_copied:
             cost = (seconds.total + costs.planning) / plain_seconds
-            choice.calibration.add(
-                rows=work.rows, tokens=per_row, cost=cost, speedup=choice.expected, expected_cost=choice.cost
-            )
+            self.knowledge.readiness_of(self.rows).observe_ready(per_row, min(cost, DISTURBED * costs(work) / plain))
+            if choice is not None and not plan.explored:
+                choice.observe(rows=work.rows, tokens=per_row, cost=cost)
 
     def _learn_plain(self, results: Sequence[StepResult]) -> None:
         """Plain steps are only counted; of a whole run of them the last one tells the cost."""
@@ -234,8 +235,7 @@ class Controller(Plan):
             if not alone:
                 costs.observe(StepWork(running, running), last)
             cost = costs.share_unread(running, last) if alone else last.total / (plain * costs.level)
-        if alone:
-            self.knowledge.readiness[self.knowledge.kind(self.rows)].observe(count, cost)
+        self.knowledge.readiness_of(self.rows).observe_plain(count, share=cost if alone else None, ready=not alone)
         if self._choice is not None:
             self._choice.calibration.add_plain(rows=running, steps=count, cost=None if alone else cost)
         self._probes.earn(count, plain)
@@ -276,12 +276,8 @@ class Controller(Plan):
         self._plan = make_plan(rows, chosen, size=self._size, ends_early=self._ends_early, explored=explored)
         if self._timed and max(chosen.values()):
             self._look = 1 if explored else max(1, self._evaluate_at - self._steps)
-        elif self._timed and not explored and self._known(rows) >= REFRESH:
+        elif self._timed and not explored and self.knowledge.costs.times_plain(len(rows)) >= REFRESH:
             self._look = max(PLAIN_RUN, min(REFRESH, *(state.wait for state in rows.values())))
-
-    def _known(self, rows: Collection[int]) -> int:
-        """How often plain steps of so many rows were measured."""
-        return self.knowledge.costs.score.measured(len(rows), len(rows) - 1)
 
     def _explore(self, groups: Sequence[dict[int, RowState]]) -> tuple[dict[int, int], tuple[int, ...]]:
         """The depths of all rows, and which of them are not those that seem best."""
@@ -292,7 +288,8 @@ class Controller(Plan):
             exploration.take_lesson(self.knowledge.kind(rows))
             return {row: min(lesson, state.most) for row, state in rows.items()}, everything
         assert choice is not None  # rows are weighed when they are admitted
-        if self._timed and plain_is_due(self._drafted_steps, times_measured=self._known(rows), speedup=choice.speedup):
+        times_measured = self.knowledge.costs.times_plain(len(rows))
+        if self._timed and plain_is_due(self._drafted_steps, times_measured=times_measured, speedup=choice.speedup):
             return dict.fromkeys(rows, 0), everything
         chosen, probing = {row: state.depth for row, state in rows.items()}, dict[int, int]()
         for group in groups:

@@ -83,6 +83,10 @@ class StepCosts:
             return cost
         return cost + self.draft(depth, max(0.0, drafted - depth)) + (self.planning / self.level if self.level else 0.0)
 
+    def times_plain(self, rows: int) -> int:
+        """How often plain steps of so many rows were measured."""
+        return self.score.measured(rows, rows - 1)
+
     def verifying(self, rows: int, nodes: int) -> float:
         """The cost of a step without the drafting."""
         lines = self._lines.get(rows)

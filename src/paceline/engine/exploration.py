@@ -27,6 +27,7 @@ class Exploration:
     def __init__(self) -> None:
         self._num_drafted = self._explored_at = 0
         self._lessons: Counter[Hashable] = Counter()  # drafts that were taken, by kind of batch
+        self._more: Counter[Hashable] = Counter()  # that are given beside the first ones
         self._taught = False
         self.num_lessons = 0  # that were given, of all kinds
 
@@ -40,7 +41,14 @@ class Exploration:
 
     def lesson(self, kind: Hashable) -> int:
         """The depth of the next of the first drafts of batches of this kind; 0 after the last one."""
-        return LESSONS[self._lessons[kind]] if self._lessons[kind] < len(LESSONS) and not self._taught else 0
+        taken = self._lessons[kind]
+        if taken >= self._more[kind] + (0 if self._taught else len(LESSONS)):
+            return 0
+        return LESSONS[taken % len(LESSONS)]
+
+    def give(self, kind: Hashable, count: int) -> None:
+        """Give batches of this kind so many more lessons."""
+        self._more[kind] += count
 
     def take_lesson(self, kind: Hashable) -> None:
         """The lesson is given, and the next one will be the one after it."""

@@ -18,6 +18,7 @@ WORTHLESS = 0.03  # no token pays that is less likely to be accepted
 MOST_LEAST = 0.4  # a token that is as likely as this to be accepted is drafted whatever it costs
 NEARLY = 0.85  # of the best goodput: what a depth must promise to be tried for its cost
 FIRST_LESSONS = 4  # that are given whatever they promise: the first drafts meet cold caches
+MORE_LESSONS = 2  # of a request that is kept ready though drafting does not promise to pay
 HOPE = 2.0  # standard deviations by which drafts may turn out to be accepted more often than was seen
 
 
@@ -40,6 +41,10 @@ class Choice(NamedTuple):
     def speedup(self) -> float:
         """Over plain decoding, as expectations have come true."""
         return self.expected * self.lasting * self.calibration.factor
+
+    def observe(self, *, rows: int, tokens: float, cost: float) -> None:
+        """A step that was drafted so gave ``tokens`` per row and took ``cost`` plain steps."""
+        self.calibration.add(rows=rows, tokens=tokens, cost=cost, speedup=self.expected, expected_cost=self.cost)
 
 
 @final
@@ -174,8 +179,12 @@ class Goodput:
         together = {**rows, **new, **dict(zip(range(-waiting, 0), cycle(new.values()), strict=False))}
         if self.lesson(together):
             return True
-        choice, readiness = self.best(together), self.knowledge.readiness[self.knowledge.kind(together)]
-        return readiness.keeps(choice.speedup if choice.depths.keys() & new.keys() else 0.0, reread=reread)
+        choice, readiness = self.best(together), self.knowledge.readiness_of(together)
+        speedup = choice.speedup if choice.depths.keys() & new.keys() else 0.0
+        kept = readiness.keeps(speedup, hopeful=self.hopes(together), reread=reread)
+        if kept and not readiness.pays(speedup):  # its own text may be one for which drafting does
+            self.knowledge.exploration.give(self.knowledge.kind(together), MORE_LESSONS)
+        return kept
 
     def lesson(self, rows: Mapping[int, RowState]) -> int:
         """The depth of the next of the first drafts of such ``rows``, which are given whatever is expected of them; 0

@@ -62,6 +62,10 @@ class Knowledge:
         num_sampled = sum(state.pool is self.sampled for state in rows.values())
         return len(rows).bit_length(), 2 * num_sampled > len(rows)
 
+    def readiness_of(self, rows: Mapping[int, RowState]) -> Readiness:
+        """Whether requests like ``rows`` are kept ready."""
+        return self.readiness[self.kind(rows)]
+
     def calibration(self, rows: Mapping[int, RowState]) -> Calibration:
         """How much of what is expected of drafts comes true in steps of such ``rows``.
 

@@ -2,9 +2,14 @@
 
 A draft head reads the target's hidden states of the prompt and of every step, whether it drafts or not. On small
 targets that is some per cent of a plain step. So where drafting does not pay, requests begin as *plain* ones, of which
-the head reads nothing and which have no draft to their end; now and then one is kept ready, to notice a change.
+the head reads nothing and which have no draft to their end.
+
+Texts differ, and a ready request is drafted for where its own text makes that pay. So what counts is what ready
+requests together turned out to take: they are kept ready until they have lost more than they may, which grows with
+every plain step, and where there is no hope, now and then one is, to notice a change.
 """
 
+from math import inf
 from typing import final
 
 LEAST_SHARE = 0.85  # of a plain step that is kept ready: what one that is not costs, until it is measured, and at least
@@ -12,6 +17,11 @@ FOLLOW = 0.1  # rate at which that is followed
 WORTH = 1.03  # over plain decoding: what drafting must promise
 FIRST_WAIT, LONGEST_WAIT = 512, 8192  # steps of plain requests until one is kept ready, doubled with each
 PER_REREAD = 4  # steps more for each token that the target must read again for it
+READING = 0.04  # plain steps that it takes to read one
+# Plain steps that ready requests may lose where drafting promises to pay, and where there is but hope that it does.
+ALLOWED, ALLOWED_HOPE = 64.0, 16.0
+FORGIVEN = 0.005  # share of the plain steps since then by which a loss is forgiven
+WINDOW = 1024.0  # plain steps that ready requests took the place of, and that are remembered
 
 
 @final
@@ -21,28 +31,52 @@ class Readiness:
     def __init__(self) -> None:
         self._share: float | None = None
         self._waited, self._wait = 0, FIRST_WAIT
+        self._replaced = self._taken = 0.0  # plain steps, by ready requests
+
+    @property
+    def _known_share(self) -> float:
+        return LEAST_SHARE if self._share is None else self._share
+
+    @property
+    def lost(self) -> float:
+        """Steps of plain requests that ready ones took longer; negative where they were faster."""
+        return self._taken / self._known_share - self._replaced
 
     def pays(self, speedup: float) -> bool:
         """Whether drafting promises more than plain requests, ``speedup`` being over plain steps of ready ones."""
-        return speedup * (LEAST_SHARE if self._share is None else self._share) >= WORTH
+        return speedup * self._known_share >= WORTH
 
-    def keeps(self, speedup: float, *, reread: int) -> bool:
-        """Whether the next requests are kept ready: it pays, or it is time to look again. The target reads ``reread``
-        tokens again if they are.
+    def keeps(self, speedup: float, *, hopeful: bool, reread: int) -> bool:
+        """Whether the next requests are kept ready: it pays, or may be ``hopeful`` to, and not too much was lost by it;
+        or it is time to look again. The target reads ``reread`` tokens again if they are.
         """
-        if self.pays(speedup):
+        allowed = ALLOWED if self.pays(speedup) else ALLOWED_HOPE if hopeful else -inf
+        if self.lost + READING * reread < allowed:
             self._waited, self._wait = 0, FIRST_WAIT
-            return True
-        if self._waited < self._wait + PER_REREAD * reread:
+        elif self._waited < self._wait + PER_REREAD * reread:
             return False
-        self._waited, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
+        else:
+            self._waited, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
+        self.observe_ready(0.0, READING * reread)
         return True
 
-    def observe(self, steps: int, share: float | None) -> None:
-        """Note ``steps`` of plain requests alone, and what one of them cost of a plain step that is kept ready, if that
-        was measured.
+    def observe_ready(self, replaced: float, taken: float) -> None:
+        """Note steps of ready requests, which took the place of ``replaced`` plain ones and ``taken`` times as long as
+        one of these.
         """
+        keep = 1.0 / (1.0 + replaced / WINDOW)
+        self._replaced, self._taken = keep * self._replaced + replaced, keep * self._taken + taken
+        self._replaced += min(0.0, ALLOWED_HOPE + self.lost)  # what was won long ago does not pay for what is lost now
+
+    def observe_plain(self, steps: int, *, share: float | None = None, ready: bool = False) -> None:
+        """Note ``steps`` without drafts: of ``ready`` requests among others, or of plain ones alone. Of these, what one
+        cost of a step that is kept ready, if that was measured.
+        """
+        if ready:
+            self.observe_ready(steps, steps)
+            return
         self._waited += steps
         if share is not None:
             known = share if self._share is None else self._share + FOLLOW * (share - self._share)
             self._share = min(max(known, LEAST_SHARE), 1.0)
+        self._replaced += min(FORGIVEN * steps, max(0.0, self.lost))
