@@ -90,6 +90,27 @@ def test_the_work_of_a_step_is_that_of_the_search_for_the_most_tokens(ends_early
     assert chosen.cost == pytest.approx(step.cost(cost_of) / cost_of(4, 4))
 
 
+def test_a_chain_ends_before_a_token_that_is_worth_less_than_it_takes():
+    """What further ones would take, in a larger block of a kernel, does not matter for those of the depth that pays."""
+
+    def in_blocks(rows, nodes, deepest=0, drafted=0):
+        return 1 + 0.01 * nodes + (1.5 if nodes > 4 else 0.0) + 0.02 * deepest
+
+    step = StepDrafts(8)
+    step.add_row(work_of(0.9, 8), 3)
+    assert step.least(in_blocks, 3) == pytest.approx(0.01 * step.tokens / step.cost(in_blocks)), "of a shared forward"
+
+    goodput = Goodput(Knowledge(), range(9), ends_early=True)
+    rows = rows_of({0: 64}, pool=goodput.knowledge.greedy)
+    goodput.knowledge.costs.of = in_blocks
+    goodput.knowledge.greedy.reached = [1.0] * 8
+    rows[0].expect()
+    chosen = goodput._most_tokens(rows)
+    assert chosen.depths == {0: 3}
+    tokens = 1 + sum(rows[0].survival[:3])
+    assert chosen.least == pytest.approx(0.03 * tokens / in_blocks(1, 4, 3))
+
+
 def test_rows_that_are_ahead_draft_no_more_than_they_need():
     left = {0: 60, 1: 60, 2: 20}
     work = {0: work_of(0.9, 8), 1: work_of(0.7, 8), 2: work_of(0.9, 8)}

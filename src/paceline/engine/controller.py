@@ -217,7 +217,7 @@ class Controller(Plan):
         self._count.add(result.num_tokens, result.seconds.total, plain_seconds=plain_seconds * per_row)
         if self._timed and not plan.num_copied:
             cost = (seconds.total + costs.planning) / plain_seconds
-            self.knowledge.readiness_of(self.rows).observe_ready(per_row, min(cost, DISTURBED * costs(work) / plain))
+            self.knowledge.readiness_of(self.rows).observe_drafted(per_row, min(cost, DISTURBED * costs(work) / plain))
             if choice is not None and not plan.explored:
                 choice.observe(rows=work.rows, tokens=per_row, cost=cost)
 
@@ -235,7 +235,7 @@ class Controller(Plan):
             if not alone:
                 costs.observe(StepWork(running, running), last)
             cost = costs.share_unread(running, last) if alone else last.total / (plain * costs.level)
-        self.knowledge.readiness_of(self.rows).observe_plain(count, share=cost if alone else None, ready=not alone)
+        self.knowledge.readiness_of(self.rows).observe_plain(count, cost, ready=not alone)
         if self._choice is not None:
             self._choice.calibration.add_plain(rows=running, steps=count, cost=None if alone else cost)
         self._probes.earn(count, plain)

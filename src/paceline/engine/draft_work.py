@@ -68,6 +68,8 @@ class StepDrafts:
         return self.tokens / self.rows * cost_of(self.rows, self.rows, 0, 0) / self.cost(cost_of)
 
     def least(self, cost_of: CostOf, depth: int) -> float:
-        """The chance to be accepted from which a further token at ``depth`` is worth what it costs."""
-        deepest, cost = self.deepest + self._missing[depth - 1], self.cost(cost_of)
-        return max(0.0, cost_of(self.rows, self.nodes + 1, deepest, self.drafted + 1) - cost) * self.tokens / cost
+        """The chance to be accepted from which the last token of a row, at ``depth``, is worth what it costs: a forward
+        of the drafter where no row drafts so deep else, and a node.
+        """
+        deepest, cost = max(self.deepest - self._missing[depth - 1], min(self.deepest, 1.0)), self.cost(cost_of)
+        return max(0.0, cost - cost_of(self.rows, self.nodes - 1, deepest, self.drafted - 1)) * self.tokens / cost

@@ -118,15 +118,16 @@ class Goodput:
             nodes += submits * state.offers * (num_nodes[index + 1] - num_nodes[index])
             if index == 0:
                 nodes += (1.0 - submits * state.offers) * self.num_unverified
-            deepest += drafts * missing[index]
+            alone = missing[index]  # share of the steps in which no row before this one drafts so deep
+            deepest += drafts * alone
             missing[index] *= 1.0 - drafts
             drafted += drafts
             cost = cost_of(running, nodes, deepest, drafted)
             if value * tokens > best_goodput * cost:
                 best, best_goodput, best_cost = number, value * tokens / cost, cost / plain
                 if ends_early:
-                    more = cost_of(running, nodes + 1, deepest + missing[index], drafted + 1) - cost
-                    least = max(0.0, more) * tokens / cost
+                    less = cost_of(running, nodes - 1, max(deepest - alone, min(deepest, 1.0)), drafted - 1)
+                    least = max(0.0, cost - less) * tokens / cost
             elif value * (tokens - ahead) <= best_goodput * cost:  # not even if further ones cost nothing
                 break
         depths: dict[int, int] = {}
