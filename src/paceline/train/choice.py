@@ -11,7 +11,8 @@ from typing import Any
 from paceline.models.native.decoder import DecoderLM
 
 # Greedy tokens per step by training steps, of drafts of PRIOR_K tokens: the zoo's validations of heads of the embedded
-# target, with Muon (EAGLE with AdamW), on its own output and Python source (docs/benchmarks/zoo-validation.jsonl).
+# target, with Muon (EAGLE with AdamW), on its own output and Python source (docs/benchmarks/zoo-validation.jsonl; of
+# Hydra and the wide prophet zoo-later-validation.jsonl).
 PRIORS: Mapping[str, Sequence[tuple[int, float]]] = {
     "early_exit": (
         *((0, 1.0), (250, 2.41), (500, 2.89), (750, 2.88), (1000, 2.97), (1250, 3.17)),
@@ -26,6 +27,7 @@ PRIORS: Mapping[str, Sequence[tuple[int, float]]] = {
         *((0, 1.0), (250, 2.02), (500, 2.29), (750, 2.34), (1000, 2.55), (1250, 2.59)),
         *((1500, 2.65), (1750, 2.82), (2000, 2.95), (2241, 3.03)),
     ),
+    "prophet_wide": ((0, 1.0), (250, 2.19), (500, 2.56), (750, 2.73), (1000, 2.94), (1216, 3.02)),
     "mtp": ((0, 1.0), (250, 2.55), (500, 2.94), (750, 3.01), (1000, 3.28), (1250, 3.30), (1500, 3.47)),
     "eagle": (
         *((0, 1.0), (250, 1.96), (500, 2.42), (750, 2.61), (1000, 2.87), (1250, 3.08)),
@@ -37,6 +39,10 @@ PRIORS: Mapping[str, Sequence[tuple[int, float]]] = {
     ),
     "dflash": ((0, 1.0), (250, 1.73), (500, 2.03), (750, 2.20), (860, 2.25)),
     "dspark": ((0, 1.0), (250, 2.14), (500, 2.49), (750, 2.78), (894, 2.92)),
+    "hydra": (
+        *((0, 1.0), (250, 1.71), (500, 1.82), (750, 2.02), (1000, 2.28), (1250, 2.35)),
+        *((1500, 2.42), (1584, 2.46)),
+    ),
     "medusa": (
         *((0, 1.0), (250, 1.44), (500, 1.49), (750, 1.53), (1000, 1.57), (1250, 1.57)),
         *((1500, 1.65), (1750, 1.66), (2000, 1.64), (2189, 1.64)),
