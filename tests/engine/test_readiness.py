@@ -142,7 +142,7 @@ def test_reading_again_is_a_loss():
 
 
 def test_hard_texts_at_first_do_not_hide_those_for_which_drafting_pays():
-    """A third of the texts, where nothing is accepted, comes first; so drafting seems worthless."""
+    """A third of the texts, of which few tokens are accepted, comes first; so drafting seems worthless."""
 
     def accepts(known, chance):
         return Machine(Controller(rows=1, knowledge=known), ready=0.04, growth=0.15, draft=0.15).serve(

@@ -110,7 +110,6 @@ def candidates(target: DecoderLM, *, optimiser: str) -> list[Candidate]:
         "eagle3": ("eagle3", {"taps": taps, "draft_vocab_size": vocab, "depth": 5, "anchors": 64}),
         "dflash": ("block", {**block, "block_size": 8}),
         "dspark": ("block", {**block, **markov, "block_size": 7, "anchor_first": True, "confidence": True}),
-        "xpress": ("block", {**block, **markov, "block_size": 8, "markov_head": "refiner"}),
         "hydra": ("hydra", {"depth": PRIOR_K, "draft_vocab_size": vocab // 2, "anchors": 128}),
         "medusa": ("medusa", {"depth": PRIOR_K, "lm_head": "shared", "draft_vocab_size": vocab, "anchors": 128}),
         "mlp_speculator": (
