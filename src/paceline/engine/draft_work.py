@@ -68,8 +68,8 @@ class StepDrafts:
         return self.tokens / self.rows * cost_of(self.rows, self.rows, 0, 0) / self.cost(cost_of)
 
     def least(self, cost_of: CostOf, depth: int) -> float:
-        """The chance to be accepted from which the last token of a row, at ``depth``, is worth what it costs: a node, and
-        the drafter's forward in the share of steps in which no row drafts so deep.
+        """The chance to be accepted from which the last token of a row, at ``depth``, is worth what it costs: a node,
+        and the drafter's forward in the share of steps in which no row drafts so deep.
         """
         deepest, cost = max(self.deepest - self._missing[depth - 1], min(self.deepest, 1.0)), self.cost(cost_of)
         return max(0.0, cost - cost_of(self.rows, self.nodes - 1, deepest, self.drafted - 1)) * self.tokens / cost
