@@ -38,19 +38,12 @@ def test_one_disturbed_step_counts_as_little_more_than_another():
     assert drafted(disturbed, steps=1, tokens=1.8, cost=30.0) > 0.95 * usual.factor
 
 
-def test_a_machine_on_which_all_steps_take_longer_than_known_changes_nothing():
-    calibration = Calibration()
-    for _ in range(100):
-        calibration.add_plain(rows=8, steps=1, cost=1.2)
-    assert drafted(calibration, steps=100, tokens=1.8, cost=1.5 * 1.2) == pytest.approx(1.0, rel=0.02)
-
-
 def test_it_is_forgotten_over_plain_steps():
     calibration = Calibration()
     low = drafted(calibration, steps=100)
-    calibration.add_plain(rows=8, steps=100, cost=None)
+    calibration.fade(8 * 100)
     soon = calibration.factor
-    calibration.add_plain(rows=8, steps=20_000, cost=None)
+    calibration.fade(8 * 20_000)
     assert low < soon < 0.9 and calibration.factor > 0.97
 
 

@@ -43,10 +43,10 @@ def test_requests_are_ready_where_drafting_pays(rows):
 
 
 def test_drafting_must_earn_what_being_ready_costs():
-    """Plain steps of ready requests take 1.13 of others, which is more than drafting gains over them."""
+    """Steps of ready requests take 0.17 more, so drafts of a token, which give 1.4, take 1.42: not worth it."""
     drafting = serve(0.4, ready=0.0, requests=100)
-    served = serve(0.4, ready=0.13, requests=100)
-    assert 1.05 < drafting.speedup < 1.13
+    served = serve(0.4, ready=0.17, requests=100)
+    assert 1.05 < drafting.speedup
     assert sum(served.kept) <= 60 and served.speedup >= 0.98
 
 
@@ -68,12 +68,12 @@ def test_drafting_begins_soon_after_requests_become_predictable():
 def test_waits_double_and_grow_with_what_is_read_again():
     readiness = Readiness()
     for wait in (FIRST_WAIT, 2 * FIRST_WAIT, 4 * FIRST_WAIT):
-        readiness.observe_plain(wait - 1, 0.9, ready=False)
+        readiness.observe_plain(wait - 1, 0.9)
         assert not readiness.keeps(0.0, hopeful=False, reread=0)
-        readiness.observe_plain(1, 0.9, ready=False)
+        readiness.observe_plain(1, 0.9)
         assert not readiness.keeps(0.0, hopeful=False, reread=1) and readiness.keeps(0.0, hopeful=False, reread=0)
     assert readiness.keeps(1.2, hopeful=False, reread=1000), "what pays does not wait"
-    readiness.observe_plain(FIRST_WAIT, None, ready=False)
+    readiness.observe_plain(FIRST_WAIT, None)
     assert readiness.keeps(0.0, hopeful=False, reread=0), "and waits are short again after it"
 
 
@@ -85,21 +85,21 @@ def test_requests_are_ready_until_they_have_lost_what_they_may(speedup, allowed)
         return readiness.keeps(speedup, hopeful=True, reread=reread)
 
     readiness = Readiness()
-    readiness.observe_plain(1, 0.9, ready=False)
+    readiness.observe_plain(1, 0.9)
     assert keeps()
     for _ in range(10):
-        readiness.observe_drafted(1.0, 0.9 * (1 + (allowed - 2) / 10))
+        readiness.observe_ready(1.0, 0.9 * (1 + (allowed - 2) / 10))
     assert keeps() and not keeps(reread=100), "what would be read again counts"
-    readiness.observe_drafted(1.0, 0.9 * 4)
+    readiness.observe_ready(1.0, 0.9 * 4)
     assert not keeps()
-    readiness.observe_plain(int(2 / FORGIVEN), 0.9, ready=False)
+    readiness.observe_plain(int(2 / FORGIVEN), 0.9)
     assert keeps() and not readiness.keeps(0.0, hopeful=False, reread=0)
 
 
 def test_drafting_promises_to_pay_if_it_is_faster_than_plain_requests():
     """Which are faster than plain steps of ready ones."""
     readiness = Readiness()
-    readiness.observe_plain(1, 0.9, ready=False)
+    readiness.observe_plain(1, 0.9)
     assert readiness.pays(1.15) and not readiness.pays(1.13)
 
 
@@ -117,27 +117,17 @@ def test_what_may_pay_is_drafted_to_find_out():
 
 def test_what_ready_requests_won_long_ago_does_not_pay_for_what_they_lose_now():
     readiness = Readiness()
-    readiness.observe_plain(1, 1.0, ready=False)
+    readiness.observe_plain(1, 1.0)
     for _ in range(100):
-        readiness.observe_drafted(3.0, 1.0)
+        readiness.observe_ready(3.0, 1.0)
     assert readiness.lost == -ALLOWED_HOPE
-    readiness.observe_drafted(10.0, 10.0 + 2 * ALLOWED_HOPE + 1)
+    readiness.observe_ready(10.0, 10.0 + 2 * ALLOWED_HOPE + 1)
     assert not readiness.keeps(0.0, hopeful=True, reread=0)
-
-
-def test_drafted_steps_are_compared_with_plain_ones_as_they_were_measured():
-    """Both take longer than expected, on a machine that other programs slow down."""
-    readiness = Readiness()
-    readiness.observe_plain(1, 1.0, ready=False)
-    for _ in range(200):
-        readiness.observe_plain(1, 1.25, ready=True)
-        readiness.observe_drafted(2.0, 2.5)
-    assert readiness.lost == pytest.approx(0.0, abs=2.0)
 
 
 def test_reading_again_is_a_loss():
     readiness = Readiness()
-    readiness.observe_plain(1, 1.0, ready=False)
+    readiness.observe_plain(1, 1.0)
     assert readiness.keeps(1.2, hopeful=True, reread=100) and readiness.lost == pytest.approx(100 * READING)
 
 

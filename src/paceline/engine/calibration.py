@@ -8,9 +8,8 @@ from typing import final
 
 WINDOW = 256.0  # steps of a row that are remembered
 FIRST = 64.0  # plain steps of a row that weigh for expectations being right
-PLAIN_WINDOW = 1024.0  # steps of a row without drafts, over which what is remembered fades
+PLAIN_WINDOW = 1024.0  # plain steps of a row, over which what is remembered fades
 DISTURBED = 1.5  # a step that took so many times what was expected counts as no more
-FOLLOW = 0.1  # rate at which the time of plain steps is followed
 HIGHEST = 1.1
 
 
@@ -20,7 +19,6 @@ class Calibration:
 
     def __init__(self) -> None:
         self._expected = self._found = 0.0  # plain steps of a row, that drafted steps were worth
-        self._plain = 1.0  # what plain steps took, over what was expected of them
 
     @property
     def factor(self) -> float:
@@ -31,13 +29,10 @@ class Calibration:
         """A drafted step gave ``tokens`` per row and took ``cost`` plain steps; expected were a speed-up and a cost."""
         keep = 1.0 - rows / (rows + WINDOW)
         self._found = keep * self._found + rows * tokens
-        cost = min(cost, DISTURBED * expected_cost) / self._plain
-        self._expected = keep * self._expected + rows * speedup * cost
+        self._expected = keep * self._expected + rows * speedup * min(cost, DISTURBED * expected_cost)
 
-    def add_plain(self, *, rows: int, steps: int, cost: float | None) -> None:
-        """Remember less, after steps without drafts; the last one took ``cost`` times what was expected, if known."""
-        if cost is not None:
-            self._plain += FOLLOW * (min(cost, DISTURBED) - self._plain)
-        keep = 1.0 / (1.0 + rows * steps / PLAIN_WINDOW)
+    def fade(self, steps: int) -> None:
+        """Remember less, after so many plain steps of a row."""
+        keep = 1.0 / (1.0 + steps / PLAIN_WINDOW)
         self._expected *= keep
         self._found *= keep

@@ -20,7 +20,7 @@ from paceline.core.request import Request
 from paceline.core.step import StepPlan, StepResult
 from paceline.core.tree import NoDraft
 from paceline.engine.calibration import DISTURBED
-from paceline.engine.costs import DepthCost, StepWork
+from paceline.engine.costs import DepthCost
 from paceline.engine.curve import WARM
 from paceline.engine.exploration import plain_is_due
 from paceline.engine.goodput import Choice, Goodput
@@ -213,11 +213,12 @@ class Controller(Plan):
             costs.observe(work, seconds, missed=missed)
         if plan.searches:
             self._probes.search.spend(result.seconds.search / costs.level)
-        per_row, plain_seconds, choice = result.num_tokens / work.rows, plain * costs.level, self._choice
+        per_row, choice = result.num_tokens / work.rows, self._choice
+        plain_seconds = plain * costs.plain_level(work.rows)
         self._count.add(result.num_tokens, result.seconds.total, plain_seconds=plain_seconds * per_row)
         if self._timed and not plan.num_copied:
             cost = (seconds.total + costs.planning) / plain_seconds
-            self.knowledge.readiness_of(self.rows).observe_drafted(per_row, min(cost, DISTURBED * costs(work) / plain))
+            self.knowledge.readiness_of(self.rows).observe_ready(per_row, min(cost, DISTURBED * costs(work) / plain))
             if choice is not None and not plan.explored:
                 choice.observe(rows=work.rows, tokens=per_row, cost=cost)
 
@@ -229,16 +230,17 @@ class Controller(Plan):
             state.missed += count
             state.wait -= count
             state.left -= count
-        plain, cost, costs = self._plain_cost(running), None, self.knowledge.costs
-        alone = self._plain.issuperset(self.rows) and costs.level > 0
-        if count >= self._look and self._timed:
-            if not alone:
-                costs.observe(StepWork(running, running), last)
-            cost = costs.share_unread(running, last) if alone else last.total / (plain * costs.level)
-        self.knowledge.readiness_of(self.rows).observe_plain(count, cost, ready=not alone)
+        costs, readiness = self.knowledge.costs, self.knowledge.readiness_of(self.rows)
+        measured = count >= self._look and self._timed
+        if self._plain.issuperset(self.rows) and costs.level > 0:
+            readiness.observe_plain(count, costs.share_unread(running, last) if measured else None)
+        else:
+            readiness.observe_ready(count, count)
+            if measured:
+                costs.observe_plain(running, last)
         if self._choice is not None:
-            self._choice.calibration.add_plain(rows=running, steps=count, cost=None if alone else cost)
-        self._probes.earn(count, plain)
+            self._choice.calibration.fade(running * count)
+        self._probes.earn(count, self._plain_cost(running))
         self._steps += count
         self._drafted_steps = 0
         self._count.add(count * running, seconds, plain_seconds=seconds)

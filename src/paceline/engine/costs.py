@@ -21,6 +21,7 @@ REFRESH, REFRESH_SLOWER = 64, 4  # steps between two refreshes; one more after e
 MOST_NODES = 32  # of a row, that may be the best number
 POWERS = tuple(2**power for power in range(16))
 Line: TypeAlias = tuple[float, float, float, Sequence[float]]  # of Curve.line_beside
+FOLLOW_PLAIN = 0.05  # rate at which what plain steps take is followed, once some were measured
 FEW_MISSED = 2  # missed tokens per drafted one, up to which a step tells what drafting costs, not catching up
 
 
@@ -68,6 +69,8 @@ class StepCosts:
         self.catch_up = CATCH_UP  # per token that the drafter has missed
         self._caught_up = 0  # times it was measured
         self.planning = 0.0  # seconds that the controller takes for a drafted step
+        # By about how many rows: what plain steps took over what is expected of them, and how often that was measured.
+        self._plain: dict[int, tuple[float, int]] = {}
         # By rows, since the last refresh: of at most so many nodes, the forward and the rest; numbers of further nodes.
         self._lines: dict[int, tuple[int, Line, Line]] = {}
         self._powers: dict[int, list[tuple[int, float]]] = {}
@@ -86,6 +89,10 @@ class StepCosts:
     def times_plain(self, rows: int) -> int:
         """How often plain steps of so many rows were measured."""
         return self.score.measured(rows, rows - 1)
+
+    def plain_level(self, rows: int) -> float:
+        """The level by plain steps of about so many rows alone, which others may be slower or faster than."""
+        return self.level * self._plain.get(rows.bit_length(), (1.0, 0))[0]
 
     def verifying(self, rows: int, nodes: int) -> float:
         """The cost of a step without the drafting."""
@@ -152,6 +159,14 @@ class StepCosts:
             self.rest.observe(work.nodes, rest / level, others)
         if self.num_observed >= self._refresh_at:
             self.refresh()
+
+    def observe_plain(self, rows: int, seconds: PhaseSeconds) -> None:
+        """Learn from a step of ``rows`` rows without a draft, after others like it."""
+        self.observe(StepWork(rows, rows), seconds)
+        known, times = self._plain.get(rows.bit_length(), (1.0, 0))
+        over = min(seconds.total / (self.of(rows, rows) * self.level), DISTURBED)
+        known += max(FOLLOW_PLAIN, 1 / (1 + times)) * (over - known)
+        self._plain[rows.bit_length()] = known, times + 1
 
     def observe_planning(self, seconds: float) -> None:
         """Note what planning a drafted step, and learning from it, took beside the step."""

@@ -12,10 +12,8 @@ every plain step, and where there is no hope, now and then one is, to notice a c
 from math import inf
 from typing import final
 
-from paceline.engine.calibration import DISTURBED
-
 LEAST_SHARE = 0.85  # of a plain step that is kept ready: what one that is not costs, until it is measured, and at least
-FOLLOW, SLOWLY = 0.1, 0.02  # rates at which that is followed, and what plain steps of ready requests take
+FOLLOW = 0.1  # rate at which that is followed
 WORTH = 1.03  # over plain decoding: what drafting must promise
 FIRST_WAIT, LONGEST_WAIT = 512, 8192  # steps of plain requests until one is kept ready, doubled with each
 PER_REREAD = 4  # steps more for each token that the target must read again for it
@@ -34,7 +32,6 @@ class Readiness:
         self._share: float | None = None
         self._waited, self._wait = 0, FIRST_WAIT
         self._replaced = self._taken = 0.0  # plain steps, by ready requests
-        self._plain, self._times_plain = 1.0, 0  # what those without drafts took, over what was expected
 
     @property
     def _known_share(self) -> float:
@@ -60,33 +57,21 @@ class Readiness:
             return False
         else:
             self._waited, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
-        self._add(0.0, READING * reread)
+        self.observe_ready(0.0, READING * reread)
         return True
 
-    def observe_drafted(self, replaced: float, taken: float) -> None:
-        """Note a step with drafts, which took the place of ``replaced`` plain ones of ready requests, and ``taken``
-        times what one of these is expected to take.
-        """
-        self._add(replaced, taken / self._plain)
-
-    def observe_plain(self, steps: int, cost: float | None, *, ready: bool) -> None:
-        """Note ``steps`` without drafts: of ``ready`` requests among others, or of plain ones alone. ``cost`` (None:
-        not measured) is what one of them took over what is expected of it; of a plain request, over one that is ready.
-        """
-        if ready:
-            if cost is not None:
-                self._times_plain += 1
-                rate = max(SLOWLY, 1 / (1 + self._times_plain))
-                self._plain += rate * (min(cost, DISTURBED) - self._plain)
-            self._add(steps, steps)
-            return
+    def observe_plain(self, steps: int, share: float | None) -> None:
+        """Note ``steps`` of plain requests, of which one took ``share`` (None: not measured) of one that is ready."""
         self._waited += steps
-        if cost is not None:
-            known = cost if self._share is None else self._share + FOLLOW * (cost - self._share)
+        if share is not None:
+            known = share if self._share is None else self._share + FOLLOW * (share - self._share)
             self._share = min(max(known, LEAST_SHARE), 1.0)
         self._replaced += min(FORGIVEN * steps, max(0.0, self.lost))
 
-    def _add(self, replaced: float, taken: float) -> None:
+    def observe_ready(self, replaced: float, taken: float) -> None:
+        """Note steps of ready requests, which took the place of ``replaced`` steps without drafts and the time of
+        ``taken`` of these.
+        """
         keep = 1.0 / (1.0 + replaced / WINDOW)
         self._replaced, self._taken = keep * self._replaced + replaced, keep * self._taken + taken
         self._replaced += min(0.0, ALLOWED_HOPE + self.lost)  # what was won long ago does not pay for what is lost now
