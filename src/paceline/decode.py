@@ -212,8 +212,10 @@ class Decoder:
         pairs = zip(prefixes or [None] * len(rows), rows, strict=True)
         given = [prefix or Prefix(row=row, length=0) for prefix, row in pairs]
         self.constraints.admit(rows, requests)
-        reread = max((prefix.length for prefix in given if prefix.row in self.plain_rows), default=0)
-        plain = bool(self.drafter.taps) and not self.plan.drafts_for(rows, requests, reread=reread, waiting=waiting)
+        reread = [prefix.length if prefix.row in self.plain_rows else 0 for prefix in given]
+        unread = sum(len(request.tokens) for request in requests) - sum(prefix.length for prefix in given) + sum(reread)
+        ready = {"reread": max(reread, default=0), "unread": unread, "waiting": waiting}
+        plain = bool(self.drafter.taps) and not self.plan.drafts_for(rows, requests, **ready)
         if self.guidance is not None:
             self.guidance.assign(rows, [request.guidance for request in requests])
         self.batch.admit(rows, requests, active=False)

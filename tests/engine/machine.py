@@ -7,6 +7,7 @@ from paceline.core.tree import NoDraft
 from tests.harness import request
 
 PLAIN = 0.01  # seconds of a plain step of one row
+PROMPT = 100  # tokens of a prompt that a draft head reads
 
 
 class Machine:
@@ -17,7 +18,8 @@ class Machine:
     what a further row adds to a drafted token. ``noise`` spreads times, and one step in ``disturbed`` takes five times
     as long. ``search`` is what a drafter takes, in plain steps, where the plan lets it search. ``ready`` (None: the
     plan is not asked) is what a step takes more, after its forward, if rows are not plain, likewise; the target would
-    read ``reread`` tokens again. ``lasts``: requests do not end before their last token, which the plan may know.
+    read ``reread`` tokens again. They begin ``reading`` plain steps later. ``lasts``: requests do not end before their
+    last token, which the plan may know.
     """
 
     def __init__(
@@ -37,12 +39,14 @@ class Machine:
         search=0.0,
         ready=None,
         reread=0,
+        reading=0.0,
         lasts=False,
     ):
         self.plan, self.rows, self.growth, self.draft_growth = plan, rows, growth, draft_growth
         self.draft, self.missed = draft if isinstance(draft, list) else [draft], missed
         self.search, self.num_searches = search, 0
         self.ready, self.reread, self.kept = ready, reread, []  # of each request of the first row, whether it is ready
+        self.reading = reading * PLAIN
         self.stop_tokens = [] if lasts else [0]
         self.by_drafter = [0] * len(self.draft)  # steps with a draft
         self.unverified = unverified  # nodes beside each row's draft
@@ -64,8 +68,11 @@ class Machine:
             one = request([1], max_tokens=num_tokens, stop_tokens=self.stop_tokens)
             admitted = range(self.rows), [one] * self.rows
             if self.ready is not None:
-                self.kept.append(self.plan.drafts_for(*admitted, reread=self.reread))
+                self.kept.append(self.plan.drafts_for(*admitted, reread=self.reread, unread=PROMPT))
             self.plan.admit(*admitted)
+            if self.reading and self.kept[-1]:
+                self.seconds += self.reading
+                self.plan.observe_prefill(PROMPT, self.reading)
             length, self.lag = [0] * self.rows, [[0] * self.rows for _ in self.draft]
             while min(length) < num_tokens:
                 running = [row for row in range(self.rows) if length[row] < num_tokens]

@@ -27,19 +27,23 @@ class Marked(Plan):
 
     def __init__(self, rows):
         self.drafts = [False] * rows
-        self.rereads, self.waiting = [], []
+        self.rereads, self.unread, self.waiting, self.read = [], [], [], []
 
     @property
     def max_draft_tokens(self):
         return K
 
-    def drafts_for(self, rows, requests, *, reread, waiting):
+    def drafts_for(self, rows, requests, *, reread, unread, waiting):
         self.rereads.append(reread)
+        self.unread.append(unread)
         self.waiting.append((len(rows), waiting))
         drafts = any(one.num_draft_tokens != 0 for one in requests)
         for row in rows:
             self.drafts[row] = drafts
         return drafts
+
+    def observe_prefill(self, num_tokens, seconds):
+        self.read.append((num_tokens, seconds))
 
     def release(self, rows):
         for row in rows:
@@ -127,7 +131,7 @@ def test_what_a_plain_row_read_is_read_again_where_a_draft_is_to_follow(drafter)
     after = drafts_of(made, 1)
     assert finish(made, rows=[1], prompts=[wanted.tokens]).texts == [expected(wanted)]
     assert after == best
-    assert made.plan.rereads == [0, len(LONG)]
+    assert made.plan.rereads == [0, len(LONG)] and made.plan.unread == [len(LONG), len(LONG) + 1]
     follows = plain([*LONG, 3], max_tokens=9)  # the target's cache is copied as ever, and the drafter has no work
     read, prefill = [], made.drafter.prefill
     made.drafter.prefill = lambda batch, admission, hidden: (
@@ -157,6 +161,18 @@ def test_no_hidden_states_are_read_while_all_rows_are_plain(drafter):
     assert target.asked == {()}
 
 
+@pytest.mark.parametrize("drafter", HEADS)
+def test_a_plan_knows_how_long_a_head_reads_prompts(drafter):
+    """Not of plain requests, of which it reads nothing, and not what the caches of a ready one have."""
+    made = Scheduler(Runner(decoder(drafter, rows=1)))
+    plan, drafts = made.decoder.plan, made.decoder.drafter
+    for one in (plain(LONG, max_tokens=3), request([8] * 6, max_tokens=3), request([8] * 6 + [9], max_tokens=3)):
+        serve(made, [one])
+    assert plan.unread[:2] == [len(LONG), 6] and plan.unread[2] <= 1 + drafts.num_reread_of_prefix + drafts.num_reread
+    (num_tokens, seconds), (_, more) = plan.read
+    assert num_tokens == 5 and seconds > 0 < more
+
+
 def test_a_plan_knows_how_many_requests_will_join():
     """Those that copy the prefix of others begin after them; those that find no free row are not counted."""
     made = Scheduler(Runner(decoder(HEADS[0], rows=4)))
@@ -181,7 +197,7 @@ def test_outputs_are_the_references_while_rows_change_kinds(drafter, recorded):
 @pytest.mark.parametrize("drafter", HEADS)
 def test_copies_are_drafted_where_a_head_beside_them_reads_nothing(drafter, monkeypatch):
     monkeypatch.setattr(Exploration, "lesson", lambda self, kind: 0)
-    monkeypatch.setattr(Readiness, "keeps", lambda self, speedup, *, hopeful, reread: False)
+    monkeypatch.setattr(Readiness, "keeps", lambda self, speedup, *, hopeful, reading: False)
     model, lm = tiny.looping_target()
     target = Taps(lm)
     made = Engine(bare(target), drafter=["suffix", tiny_drafter(drafter, lm)], batch_size=2, max_length=120)

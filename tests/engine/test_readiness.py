@@ -11,7 +11,6 @@ from paceline.engine.readiness import (
     FIRST_WAIT,
     FORGIVEN,
     LONGEST_WAIT,
-    READING,
     Readiness,
 )
 from tests.engine.machine import Machine
@@ -69,31 +68,33 @@ def test_waits_double_and_grow_with_what_is_read_again():
     readiness = Readiness()
     for wait in (FIRST_WAIT, 2 * FIRST_WAIT, 4 * FIRST_WAIT):
         readiness.observe_plain(wait - 1, 0.9)
-        assert not readiness.keeps(0.0, hopeful=False, reread=0)
+        assert not readiness.keeps(0.0, hopeful=False, reading=0.0)
         readiness.observe_plain(1, 0.9)
-        assert not readiness.keeps(0.0, hopeful=False, reread=1) and readiness.keeps(0.0, hopeful=False, reread=0)
-    assert readiness.keeps(1.2, hopeful=False, reread=1000), "what pays does not wait"
+        assert not readiness.keeps(0.0, hopeful=False, reading=0.04) and readiness.keeps(
+            0.0, hopeful=False, reading=0.0
+        )
+    assert readiness.keeps(1.2, hopeful=False, reading=40.0), "what pays does not wait"
     readiness.observe_plain(FIRST_WAIT, None)
-    assert readiness.keeps(0.0, hopeful=False, reread=0), "and waits are short again after it"
+    assert readiness.keeps(0.0, hopeful=False, reading=0.0), "and waits are short again after it"
 
 
 @pytest.mark.parametrize(("speedup", "allowed"), [(0.0, ALLOWED_HOPE), (1.2, ALLOWED)])
 def test_requests_are_ready_until_they_have_lost_what_they_may(speedup, allowed):
     """More where drafting promises to pay than where that is hoped for; time forgives it."""
 
-    def keeps(reread=0):
-        return readiness.keeps(speedup, hopeful=True, reread=reread)
+    def keeps():
+        return readiness.keeps(speedup, hopeful=True, reading=0.0)
 
     readiness = Readiness()
     readiness.observe_plain(1, 0.9)
     assert keeps()
     for _ in range(10):
         readiness.observe_ready(1.0, 0.9 * (1 + (allowed - 2) / 10))
-    assert keeps() and not keeps(reread=100), "what would be read again counts"
+    assert keeps() and not readiness.keeps(0.0, hopeful=True, reading=4.0), "what would be read counts"
     readiness.observe_ready(1.0, 0.9 * 4)
     assert not keeps()
     readiness.observe_plain(int(2 / FORGIVEN), 0.9)
-    assert keeps() and not readiness.keeps(0.0, hopeful=False, reread=0)
+    assert keeps() and not readiness.keeps(0.0, hopeful=False, reading=0.0)
 
 
 def test_drafting_promises_to_pay_if_it_is_faster_than_plain_requests():
@@ -110,7 +111,7 @@ def test_what_may_pay_is_drafted_to_find_out():
         known.exploration.take_lesson((1, False))
         known.greedy.counts.add(num_accepted=0, depth=1, keep=1.0)
     plan, one = Controller(rows=1, knowledge=known), request([1], max_tokens=48)
-    assert plan.drafts_for([0], [one], reread=0)
+    assert plan.drafts_for([0], [one])
     plan.admit([0], [one])
     assert plan().num_draft_tokens == LESSONS[0] > 1, "a probe would be of a single token"
 
@@ -122,13 +123,31 @@ def test_what_ready_requests_won_long_ago_does_not_pay_for_what_they_lose_now():
         readiness.observe_ready(3.0, 1.0)
     assert readiness.lost == -ALLOWED_HOPE
     readiness.observe_ready(10.0, 10.0 + 2 * ALLOWED_HOPE + 1)
-    assert not readiness.keeps(0.0, hopeful=True, reread=0)
+    assert not readiness.keeps(0.0, hopeful=True, reading=0.0)
 
 
-def test_reading_again_is_a_loss():
+def test_reading_prompts_is_a_loss():
     readiness = Readiness()
     readiness.observe_plain(1, 1.0)
-    assert readiness.keeps(1.2, hopeful=True, reread=100) and readiness.lost == pytest.approx(100 * READING)
+    assert readiness.keeps(1.2, hopeful=True, reading=4.0) and readiness.lost == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(("num_tokens", "ready"), [(48, False), (480, True)])
+def test_drafting_must_earn_what_reading_the_prompt_takes(num_tokens, ready):
+    """It takes 12 plain steps here, of which drafting wins back 10 in an output of 48 tokens."""
+    served = serve(0.6, num_tokens=num_tokens, requests=4800 // num_tokens, ready=0.01, reading=12.0)
+    assert served.speedup >= (1.2 if ready else 0.975)
+    assert sum(served.kept) >= len(served.kept) - 1 if ready else sum(served.kept) <= len(served.kept) // 2
+
+
+def test_what_the_target_reads_again_counts_as_what_the_head_reads():
+    def reads_again(reread):
+        known = Knowledge()
+        known.exploration.skip_lessons()
+        plan = Controller(rows=1, knowledge=known)
+        return not plan.drafts_for([0], [request([1], max_tokens=48)], reread=reread)
+
+    assert reads_again(1000) and not reads_again(0)
 
 
 def test_hard_texts_at_first_do_not_hide_those_for_which_drafting_pays():
@@ -152,7 +171,7 @@ def test_the_first_rows_of_a_batch_are_judged_with_those_that_wait():
 
     def ready(number, waiting):
         plan, requests = Controller(rows=8, knowledge=known), [request([1], max_tokens=48)] * number
-        return plan.drafts_for(range(number), requests, reread=0, waiting=waiting)
+        return plan.drafts_for(range(number), requests, waiting=waiting)
 
     assert ready(3, 0) and not ready(3, 5) and not ready(8, 0)
 
@@ -170,8 +189,8 @@ def test_what_being_ready_costs_is_known_on_a_machine_that_changes_its_speed(slo
 
 def test_a_request_that_allows_no_draft_is_plain():
     plan = Controller(rows=1)
-    assert not plan.drafts_for([0], [request([1], num_draft_tokens=0)], reread=0)
-    assert plan.drafts_for([0], [request([1])], reread=0)
+    assert not plan.drafts_for([0], [request([1], num_draft_tokens=0)])
+    assert plan.drafts_for([0], [request([1])])
 
 
 def test_without_a_clock_every_request_is_ready():

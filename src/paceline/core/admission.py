@@ -51,7 +51,8 @@ class Admission:
         # Bounds that the host knows, so that admission need not ask the device.
         self.max_prefix_length = max(prefix.length for prefix in prefixes)
         self.moves = any(prefix.length and prefix.row != row for prefix, row in zip(prefixes, rows, strict=True))
-        self.unread = max(n - 1 - prefix.length for n, prefix in zip(lengths, prefixes, strict=True))
+        unread = [n - 1 - prefix.length for n, prefix in zip(lengths, prefixes, strict=True)]
+        self.unread, self.num_unread = max(unread), sum(unread)  # of a row, of all
 
     def without_prefixes(self) -> "Admission":
         """The same rows, which copy nothing."""

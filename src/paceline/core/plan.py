@@ -29,14 +29,20 @@ class Plan(ABC):
     def __call__(self) -> StepPlan:
         """The next step's shape."""
 
-    def drafts_for(self, rows: Sequence[int], requests: Sequence[Request], *, reread: int, waiting: int = 0) -> bool:
+    def drafts_for(
+        self, rows: Sequence[int], requests: Sequence[Request], *, reread: int = 0, unread: int = 0, waiting: int = 0
+    ) -> bool:
         """Whether ``requests`` that are about to begin in ``rows`` may have drafts that are made of the target's hidden
         states; else they never have one, and their drafter reads nothing of them.
 
-        Asked where the drafter reads such states. If they may, the target reads again ``reread`` tokens of a prompt
-        that it has in its cache, and of which the drafter has read nothing. ``waiting`` requests will join them.
+        Asked where the drafter reads such states. If they may, it reads ``unread`` tokens of their prompts, and the
+        target reads again ``reread`` tokens of one that it has in its cache, and of which the drafter has read nothing.
+        ``waiting`` requests will join them.
         """
         return True
+
+    def observe_prefill(self, num_tokens: int, seconds: float) -> None:  # noqa: B027 - most plans do not ask for it
+        """Take into account how long the drafter took to read the target's states of ``num_tokens`` of prompts."""
 
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:  # noqa: B027 - most plans know no rows
         """Take into account that ``requests`` begin in ``rows``."""

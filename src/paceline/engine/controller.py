@@ -78,7 +78,6 @@ class Controller(Plan):
         self._plain: set[int] = set()  # rows whose requests have no drafts
         self._steps = self._drafted_steps = 0  # drafted ones since the last plain step
         self._stale = True  # whether there is something to decide
-        self._plain_costs: dict[int, float] = {}  # by rows
         self._evaluate_at = self._refresh_at = self._changed_at = 0  # steps; changed: the rows
         self._choice: Choice | None = None  # what the rows' depths are chosen by
         self._probes = self.knowledge.probes if timed else Probes(bounded=False)
@@ -93,7 +92,9 @@ class Controller(Plan):
     def max_draft_tokens(self) -> int:
         return self._max
 
-    def drafts_for(self, rows: Sequence[int], requests: Sequence[Request], *, reread: int, waiting: int = 0) -> bool:
+    def drafts_for(
+        self, rows: Sequence[int], requests: Sequence[Request], *, reread: int = 0, unread: int = 0, waiting: int = 0
+    ) -> bool:
         """Whether drafting promises to pay for them, or they are to teach whether it does (engine/readiness)."""
         self._learn()
         self.knowledge.refresh()
@@ -101,13 +102,18 @@ class Controller(Plan):
         new = {row: self._new_row(row, request) for row, request in zip(rows, requests, strict=True)}
         drafts = any(state.most for state in new.values())
         if drafts and self._timed:
-            drafts = self._goodput.keeps_ready(new, self.rows, reread=reread, waiting=waiting)
+            drafts = self._goodput.keeps_ready(new, self.rows, reread=reread, unread=unread, waiting=waiting)
         self._plain.update(() if drafts else rows)
         return drafts
 
     def _new_row(self, row: int, request: Request) -> RowState:
         pool = self.knowledge.sampled if request.sampling.temperature else self.knowledge.greedy
         return RowState.of(request, pool=pool, max_depth=self._max, plain=row in self._plain)
+
+    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
+        """A draft head has read prompts."""
+        if self._timed:
+            self.knowledge.costs.observe_prefill(num_tokens, seconds)
 
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
         """New requests: nothing is known of them but what the others were like."""
@@ -122,8 +128,8 @@ class Controller(Plan):
             self._drafts_at_once = bool(begins or self._goodput.lesson(self.rows))
         for row in rows if self._drafts_at_once else ():
             self.rows[row].missed = 0
-        running, added, cost_of = len(self.rows), len({*rows} - self._plain), self.knowledge.costs.of
-        probing = cost_of(running, running + added * self.num_nodes[1], 1, added) - cost_of(running, running)
+        running, added, costs = len(self.rows), len({*rows} - self._plain), self.knowledge.costs
+        probing = costs.of(running, running + added * self.num_nodes[1], 1, added) - costs.plain(running)
         self._probes.grant(probing if added and self._goodput.hopes(self.rows) else 0.0)
         self._stale, self._evaluate_at, self._changed_at = True, self._steps, self._steps
 
@@ -198,16 +204,15 @@ class Controller(Plan):
 
     def _learn_drafted(self, result: StepResult) -> None:
         plan, sample = result.plan, self._steps % SAMPLE == 0
-        options = {"levels": self._ends_early, "timed": self._timed, "sample": sample}
-        work, missed = learn_rows(
-            result, self.rows, self._probes, num_unverified=self._goodput.num_unverified, **options
-        )
+        options = {"num_unverified": self._goodput.num_unverified, "levels": self._ends_early, "timed": self._timed}
+        work, missed = learn_rows(result, self.rows, self._probes, sample=sample, **options)
         if not work.rows:
             return
         self._steps += 1
         self._drafted_steps += 1
         self.knowledge.exploration.count()
-        plain, costs, seconds = self._plain_cost(work.rows), self.knowledge.costs, result.seconds.without_search
+        costs, seconds = self.knowledge.costs, result.seconds.without_search
+        plain = costs.plain(work.rows)
         self._probes.earn(1, plain)
         if self._timed and (sample or missed or costs.score.measured(work.nodes, work.rows - 1) < WARM):
             costs.observe(work, seconds, missed=missed)
@@ -240,18 +245,11 @@ class Controller(Plan):
                 costs.observe_plain(running, last)
         if self._choice is not None:
             self._choice.calibration.fade(running * count)
-        self._probes.earn(count, self._plain_cost(running))
+        self._probes.earn(count, costs.plain(running))
         self._steps += count
         self._drafted_steps = 0
         self._count.add(count * running, seconds, plain_seconds=seconds)
         self._evaluate_at += count - count // PLAIN_RUN
-
-    def _plain_cost(self, rows: int) -> float:
-        """The cost of a plain step, by what was known when depths were last evaluated."""
-        known = self._plain_costs.get(rows)
-        if known is None:
-            known = self._plain_costs[rows] = self.knowledge.costs.of(rows, rows)
-        return known
 
     @property
     def speed(self) -> Speed | None:
@@ -295,9 +293,8 @@ class Controller(Plan):
             return dict.fromkeys(rows, 0), everything
         chosen, probing = {row: state.depth for row, state in rows.items()}, dict[int, int]()
         for group in groups:
-            probing |= self._probes.choose(
-                group, self._plain_cost(len(group)), partial(self._goodput.probe_cost, len(group))
-            )
+            plain = self.knowledge.costs.plain(len(group))
+            probing |= self._probes.choose(group, plain, partial(self._goodput.probe_cost, len(group)))
         if self._timed and not probing and any(chosen.values()):
             turn = exploration.turn(ends_early=self._ends_early)
             if turn is not None:
@@ -306,7 +303,6 @@ class Controller(Plan):
 
     def _evaluate(self, groups: Sequence[dict[int, RowState]]) -> None:
         """The depth of every row of the highest goodput."""
-        self._plain_costs.clear()
         since = self._steps - self._changed_at
         patience = PATIENCE if self.knowledge.costs.num_observed > KNOWN else 1
         self._evaluate_at = self._steps + min(max(SETTLED, len(self.rows)), patience + since // 2)

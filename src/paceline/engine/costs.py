@@ -6,7 +6,7 @@ all steps slower alike, so that a figure that was measured long ago stays compar
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from typing import Any, TypeAlias, final
 
 from paceline.core.step import PhaseSeconds
@@ -22,6 +22,7 @@ MOST_NODES = 32  # of a row, that may be the best number
 POWERS = tuple(2**power for power in range(16))
 Line: TypeAlias = tuple[float, float, float, Sequence[float]]  # of Curve.line_beside
 FOLLOW_PLAIN = 0.05  # rate at which what plain steps take is followed, once some were measured
+READ_UNIT = 16  # tokens of prompts, which are counted in these
 FEW_MISSED = 2  # missed tokens per drafted one, up to which a step tells what drafting costs, not catching up
 
 
@@ -66,12 +67,14 @@ class StepCosts:
         self.rest = Curve((0.1 - 0.1 * growth, 0.1 * growth, 0.1 * ROW * growth), grouped=True)
         # Of the depth, and of the tokens that other rows draft meanwhile.
         self.draft = Curve((0.05, 0.1, 0.1 * growth))
+        self.read = Curve((0.1, READ_UNIT * CATCH_UP, 0.0))  # of the prompts of requests that begin together
         self.catch_up = CATCH_UP  # per token that the drafter has missed
         self._caught_up = 0  # times it was measured
         self.planning = 0.0  # seconds that the controller takes for a drafted step
         # By about how many rows: what plain steps took over what is expected of them, and how often that was measured.
         self._plain: dict[int, tuple[float, int]] = {}
-        # By rows, since the last refresh: of at most so many nodes, the forward and the rest; numbers of further nodes.
+        self._plain_costs: dict[int, float] = {}  # by rows, since the last refresh
+        # By rows, likewise: of at most so many nodes, the forward and the rest; numbers of further nodes.
         self._lines: dict[int, tuple[int, Line, Line]] = {}
         self._powers: dict[int, list[tuple[int, float]]] = {}
 
@@ -86,6 +89,13 @@ class StepCosts:
             return cost
         return cost + self.draft(depth, max(0.0, drafted - depth)) + (self.planning / self.level if self.level else 0.0)
 
+    def plain(self, rows: int) -> float:
+        """The cost of a plain step of so many rows."""
+        known = self._plain_costs.get(rows)
+        if known is None:
+            known = self._plain_costs[rows] = self.of(rows, rows)
+        return known
+
     def times_plain(self, rows: int) -> int:
         """How often plain steps of so many rows were measured."""
         return self.score.measured(rows, rows - 1)
@@ -93,6 +103,10 @@ class StepCosts:
     def plain_level(self, rows: int) -> float:
         """The level by plain steps of about so many rows alone, which others may be slower or faster than."""
         return self.level * self._plain.get(rows.bit_length(), (1.0, 0))[0]
+
+    def reading(self, num_tokens: int) -> float:
+        """The cost of a draft head's reading of so many tokens of prompts."""
+        return self.read(ceil(num_tokens / READ_UNIT)) if num_tokens else 0.0
 
     def verifying(self, rows: int, nodes: int) -> float:
         """The cost of a step without the drafting."""
@@ -164,9 +178,15 @@ class StepCosts:
         """Learn from a step of ``rows`` rows without a draft, after others like it."""
         self.observe(StepWork(rows, rows), seconds)
         known, times = self._plain.get(rows.bit_length(), (1.0, 0))
-        over = min(seconds.total / (self.of(rows, rows) * self.level), DISTURBED)
+        over = min(seconds.total / (self.plain(rows) * self.level), DISTURBED)
         known += max(FOLLOW_PLAIN, 1 / (1 + times)) * (over - known)
         self._plain[rows.bit_length()] = known, times + 1
+
+    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
+        """Note what a draft head took to read so many tokens of prompts."""
+        if self.level and num_tokens:
+            self.read.observe(ceil(num_tokens / READ_UNIT), seconds / self.level)
+            self.read.refresh()
 
     def observe_planning(self, seconds: float) -> None:
         """Note what planning a drafted step, and learning from it, took beside the step."""
@@ -177,8 +197,8 @@ class StepCosts:
         self._refresh_at = self.num_observed + min(REFRESH, 1 + self.num_observed // REFRESH_SLOWER)
         for curve in self._curves().values():
             curve.refresh()
-        self._lines.clear()
-        self._powers.clear()
+        for known in (self._plain_costs, self._lines, self._powers):
+            known.clear()
 
     def doubt(self, work: StepWork) -> None:
         """Believe less what was measured of such steps."""
@@ -236,4 +256,4 @@ class StepCosts:
         return costs
 
     def _curves(self) -> dict[str, Curve]:
-        return {"score": self.score, "rest": self.rest, "draft": self.draft}
+        return {"score": self.score, "rest": self.rest, "draft": self.draft, "read": self.read}

@@ -9,7 +9,7 @@ from paceline.engine.closed_batch import Refills, end_together
 from paceline.engine.costs import StepWork
 from paceline.engine.draft_work import DraftWork, StepDrafts, work_by_depth
 from paceline.engine.knowledge import Knowledge
-from paceline.engine.readiness import WORTH
+from paceline.engine.readiness import READING, WORTH
 from paceline.engine.row_state import RowState
 
 HORIZON = 128  # tokens over which a drafter must earn what it reads first
@@ -72,7 +72,7 @@ class Goodput:
         if missed:  # which the drafter must read first
             speedup, costs = choice.speedup, self.knowledge.costs
             steps = min(HORIZON, max(rows[row].left for row in choice.depths)) / speedup
-            won = (speedup - 1) * steps * costs.of(len(rows), len(rows))
+            won = (speedup - 1) * steps * costs.plain(len(rows))
             if won < costs.catch_up * missed:
                 return self._plain(rows)
         return choice
@@ -168,21 +168,25 @@ class Goodput:
         """
         costs, running = self.knowledge.costs, len(rows)
         missed = sum(rows[row].missed for row in choice.depths if row in rows)
-        reading = costs.catch_up * missed / (HORIZON * costs.of(running, running)) if missed else 0.0
+        reading = costs.catch_up * missed / (HORIZON * costs.plain(running)) if missed else 0.0
         return max(1.0, choice.speedup - reading) if choice.depths else 1.0
 
     def keeps_ready(
-        self, new: Mapping[int, RowState], rows: Mapping[int, RowState], *, reread: int, waiting: int
+        self, new: Mapping[int, RowState], rows: Mapping[int, RowState], *, reread: int, unread: int, waiting: int
     ) -> bool:
         """Whether ``new`` rows beside ``rows``, and so many more like them that wait to begin, are to be kept ready for
-        drafts: see engine/readiness.
+        drafts: see engine/readiness. For that, a drafter would read ``unread`` tokens of their prompts, and the target
+        ``reread`` again, which is won back until the last of them ends, if at all.
         """
         together = {**rows, **new, **dict(zip(range(-waiting, 0), cycle(new.values()), strict=False))}
         if self.lesson(together):
             return True
         choice, readiness = self.best(together), self.knowledge.readiness_of(together)
+        costs, running, steps = self.knowledge.costs, len(together), max(state.left for state in new.values())
+        reading = READING * reread + costs.reading(unread) / costs.plain(running)
         speedup = choice.speedup if choice.depths.keys() & new.keys() else 0.0
-        kept = readiness.keeps(speedup, hopeful=self.hopes(together), reread=reread)
+        speedup /= 1.0 + speedup * reading * running / (len(new) * steps)
+        kept = readiness.keeps(speedup, hopeful=self.hopes(together), reading=reading)
         if kept and not readiness.pays(speedup):  # its own text may be one for which drafting does
             self.knowledge.exploration.give(self.knowledge.kind(together), MORE_LESSONS)
         return kept
@@ -236,4 +240,4 @@ class Goodput:
         depths = [state.burst for state in probing]
         costs = self.knowledge.costs
         reading = costs.catch_up * sum(state.missed for state in probing)
-        return costs.of(num_rows, nodes, max(depths), sum(depths)) - costs.of(num_rows, num_rows) + reading
+        return costs.of(num_rows, nodes, max(depths), sum(depths)) - costs.plain(num_rows) + reading

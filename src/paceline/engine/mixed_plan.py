@@ -53,10 +53,16 @@ class MixedPlan(Plan):
         """What steps with the other drafters cost and promise."""
         return self.others.costs()
 
-    def drafts_for(self, rows: Sequence[int], requests: Sequence[Request], *, reread: int, waiting: int = 0) -> bool:
+    def drafts_for(
+        self, rows: Sequence[int], requests: Sequence[Request], *, reread: int = 0, unread: int = 0, waiting: int = 0
+    ) -> bool:
         """Whether the other drafter, if it is one, may draft for them; copies always may."""
-        others, requests = self.others, self._by_others(requests)
-        return not isinstance(others, Controller) or others.drafts_for(rows, requests, reread=reread, waiting=waiting)
+        ready = {"reread": reread, "unread": unread, "waiting": waiting}
+        return self.others.drafts_for(rows, self._by_others(requests), **ready)
+
+    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
+        """What the other drafter took."""
+        self.others.observe_prefill(num_tokens, seconds)
 
     def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
         """New requests."""

@@ -16,8 +16,8 @@ LEAST_SHARE = 0.85  # of a plain step that is kept ready: what one that is not c
 FOLLOW = 0.1  # rate at which that is followed
 WORTH = 1.03  # over plain decoding: what drafting must promise
 FIRST_WAIT, LONGEST_WAIT = 512, 8192  # steps of plain requests until one is kept ready, doubled with each
-PER_REREAD = 4  # steps more for each token that the target must read again for it
-READING = 0.04  # plain steps that it takes to read one
+PER_READING = 100  # steps more for each that reading the prompts for it takes
+READING = 0.04  # plain steps that the target takes to read a token again
 # Plain steps that ready requests may lose where drafting promises to pay, and where there is but hope that it does.
 ALLOWED, ALLOWED_HOPE = 64.0, 16.0
 FORGIVEN = 0.005  # share of the plain steps since then by which a loss is forgiven
@@ -46,18 +46,18 @@ class Readiness:
         """Whether drafting promises more than plain requests, ``speedup`` being over plain steps of ready ones."""
         return speedup * self._known_share >= WORTH
 
-    def keeps(self, speedup: float, *, hopeful: bool, reread: int) -> bool:
+    def keeps(self, speedup: float, *, hopeful: bool, reading: float) -> bool:
         """Whether the next requests are kept ready: it pays, or may be ``hopeful`` to, and not too much was lost by it;
-        or it is time to look again. The target reads ``reread`` tokens again if they are.
+        or it is time to look again. For that, prompts are read for ``reading`` plain steps, which ``speedup`` includes.
         """
-        allowed = ALLOWED if self.pays(speedup) else ALLOWED_HOPE if hopeful else -inf
-        if self.lost + READING * reread < allowed:
+        allowed = ALLOWED if self.pays(speedup) else ALLOWED_HOPE - reading if hopeful else -inf
+        if self.lost < allowed:
             self._waited, self._wait = 0, FIRST_WAIT
-        elif self._waited < self._wait + PER_REREAD * reread:
+        elif self._waited < self._wait + PER_READING * reading:
             return False
         else:
             self._waited, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
-        self.observe_ready(0.0, READING * reread)
+        self.observe_ready(0.0, reading)
         return True
 
     def observe_plain(self, steps: int, share: float | None) -> None:

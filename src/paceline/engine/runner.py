@@ -49,6 +49,7 @@ class Runner:
         self.recorder = None if graphs is None else Recorder(decoder=decoder, graphs=graphs)
         self.num_called = self.num_replayed = 0  # steps
         self._reader = reader or SyncReader(decoder)
+        self._prefills: list[tuple[int, StepTimer]] = []  # of a draft head, whose times are not known yet, and tokens
 
     @property
     def num_ahead(self) -> int:
@@ -122,6 +123,7 @@ class Runner:
         for row in rows:
             if row not in result.failures:
                 self.sequences[row].extend(result.tokens[row])
+        self._note_prefills()
         self.decoder.plan.observe(result)
         error = self.decoder.guard.error()
         if error is not None and self.drafter_error is None:
@@ -158,10 +160,20 @@ class Runner:
         timer.mark()
 
     def _prefill_drafter(self, reading: Reading) -> None:
+        timer = self._reader.start()
         try:
             self.decoder.prefill_drafter(reading)
         except Exception as error:
             self._drop_drafter(error)
+            return
+        if self.decoder.drafter.taps and not self.decoder.plain_rows.issuperset(reading.admission.row_numbers):
+            timer.mark()
+            self._prefills.append((reading.admission.num_unread, timer))
+
+    def _note_prefills(self) -> None:
+        """Let the plan know what the drafter took to read prompts, as soon as the device has done it."""
+        while self._prefills and (seconds := self._prefills[0][1].elapsed()) is not None:
+            self.decoder.plan.observe_prefill(self._prefills.pop(0)[0], seconds)
 
     def _plan_step(self) -> StepPlan:
         if not self.decoder.drafter.copies:

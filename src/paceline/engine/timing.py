@@ -23,6 +23,10 @@ class StepTimer(Protocol):
         """Seconds of the phases; call it once the results have been read."""
         ...
 
+    def elapsed(self) -> float | None:
+        """Seconds until the last mark, of whatever was done; None while the device is at it."""
+        ...
+
 
 @final
 class HostTimer:
@@ -51,6 +55,10 @@ class HostTimer:
             search=self._search,
         )
 
+    def elapsed(self) -> float | None:
+        """Seconds until the last mark."""
+        return self._marks[-1] - self._marks[0]
+
 
 @final
 class EventTimer:
@@ -75,6 +83,11 @@ class EventTimer:
         draft, score, decide = (begin.elapsed_time(end) / 1e3 for begin, end in pairs)
         search = 0.0 if self._search is None else self._events[0].elapsed_time(self._search) / 1e3
         return PhaseSeconds(draft=draft, score=score, decide=decide, search=search)
+
+    def elapsed(self) -> float | None:
+        """Seconds until the last mark; None before the device has come to it."""
+        begin, end = self._events[0], self._events[-1]
+        return begin.elapsed_time(end) / 1e3 if end.query() else None
 
 
 def _event() -> torch.cuda.Event:
