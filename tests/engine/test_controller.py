@@ -425,7 +425,7 @@ def test_a_disturbed_first_measurement_is_soon_forgotten():
     assert costs(StepWork(1, 4, 3, 3)) / costs(StepWork(1, 1)) == pytest.approx(1.3, rel=0.15)
 
 
-def test_plain_steps_are_rare_where_drafting_gains_much_and_soon_where_it_gains_little():
+def test_plain_steps_are_the_rarer_the_faster_drafting_is():
     """Four in a row tell what one takes: they lose next to nothing of what drafting gains."""
     known = dict(times_measured=8)
     for speedup, soonest in ((1.0, 24), (1.1, 51), (1.2, 102), (1.5, 256), (3.0, 256)):

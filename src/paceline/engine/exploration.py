@@ -7,7 +7,7 @@ from typing import final
 FIRST_PLAIN = 3  # drafted steps until a plain one, where nothing is known of plain decoding; twice as many then
 # Drafted steps until plain ones, which keep the cost of plain decoding known: so many for each plain step that a
 # drafted one gains. The less that is, the sooner a wrong cost misleads, and the less plain steps lose.
-SOONEST_PLAIN, PER_GAIN, PLAIN_PERIOD = 24, 512, 256
+SOONEST_PLAIN, PER_WON, PLAIN_PERIOD = 24, 512, 256
 LESSONS = (2, 1, 4, 1, 2, 4, 1, 2)  # depths of the first drafts of every kind of batch
 DEPTH_PERIOD = 48  # drafted steps between two of another depth, which keep the costs of other depths known
 WHOLE_PERIOD = 128  # the same, between two whose chains do not end early, which keep all levels known
@@ -17,7 +17,7 @@ def plain_is_due(num_drafted: int, *, times_measured: int, speedup: float) -> bo
     """Whether it is time for a plain step, ``num_drafted`` drafted ones after the last one, of which the cost was
     measured ``times_measured`` times.
     """
-    period = min(PLAIN_PERIOD, max(SOONEST_PLAIN, int(PER_GAIN * (speedup - 1))))
+    period = min(PLAIN_PERIOD, max(SOONEST_PLAIN, int(PER_WON * (speedup - 1))))
     return num_drafted >= min(period, FIRST_PLAIN << min(times_measured, 8))
 
 
