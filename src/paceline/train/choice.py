@@ -12,7 +12,7 @@ from paceline.models.native.decoder import DecoderLM
 
 # Greedy tokens per step by training steps, of drafts of PRIOR_K tokens: the zoo's validations of heads of the embedded
 # target, with Muon (EAGLE with AdamW), on its own output and Python source (docs/benchmarks/zoo-validation.jsonl; of
-# Hydra and the wide prophet zoo-later-validation.jsonl).
+# Hydra, the wide prophet, DFlash 2 and xpress zoo-later-validation.jsonl).
 PRIORS: Mapping[str, Sequence[tuple[int, float]]] = {
     "early_exit": (
         *((0, 1.0), (250, 2.41), (500, 2.89), (750, 2.88), (1000, 2.97), (1250, 3.17)),
@@ -39,6 +39,8 @@ PRIORS: Mapping[str, Sequence[tuple[int, float]]] = {
     ),
     "dflash": ((0, 1.0), (250, 1.73), (500, 2.03), (750, 2.20), (860, 2.25)),
     "dspark": ((0, 1.0), (250, 2.14), (500, 2.49), (750, 2.78), (894, 2.92)),
+    "dflash2": ((0, 1.0), (250, 2.19), (500, 2.52)),
+    "xpress": ((0, 1.0), (250, 2.15), (500, 2.52)),
     "hydra": (
         *((0, 1.0), (250, 1.71), (500, 1.82), (750, 2.02), (1000, 2.28), (1250, 2.35)),
         *((1500, 2.42), (1584, 2.46)),
@@ -100,6 +102,7 @@ def candidates(target: DecoderLM, *, optimiser: str) -> list[Candidate]:
     width = max(config.head_dim, half)
     block = {"taps": taps, "num_layers": 2, "mask_token_id": 0, "anchors": 64}
     markov = {"ffn_size": config.ffn_size * 3 // 4, "markov_rank": config.hidden_size // 8}
+    narrow = {**markov, "ffn_size": config.ffn_size * 9 // 16, "candidates": 64, "conv_taps": 2}
     found: dict[str, tuple[str, dict[str, Any]]] = {
         "early_exit": ("early_exit", {"exit_layer": eighth, "num_blocks": 1}),
         "early_exit_quarter": ("early_exit", {"exit_layer": quarter, "num_blocks": 1}),
@@ -110,6 +113,8 @@ def candidates(target: DecoderLM, *, optimiser: str) -> list[Candidate]:
         "eagle3": ("eagle3", {"taps": taps, "draft_vocab_size": vocab, "depth": 5, "anchors": 64}),
         "dflash": ("block", {**block, "block_size": 8}),
         "dspark": ("block", {**block, **markov, "block_size": 7, "anchor_first": True, "confidence": True}),
+        "dflash2": ("block", {**block, **narrow, "block_size": 8, "markov_head": "bilinear"}),
+        "xpress": ("block", {**block, **markov, "block_size": 8, "markov_head": "refiner"}),
         "hydra": ("hydra", {"depth": PRIOR_K, "draft_vocab_size": vocab // 2, "anchors": 128}),
         "medusa": ("medusa", {"depth": PRIOR_K, "lm_head": "shared", "draft_vocab_size": vocab, "anchors": 128}),
         "mlp_speculator": (
