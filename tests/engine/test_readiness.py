@@ -64,15 +64,14 @@ def test_drafting_begins_soon_after_requests_become_predictable():
     assert first * 48 <= LONGEST_WAIT and all(after.kept[first + 2 :])
 
 
-def test_waits_double_and_grow_with_what_is_read_again():
+def test_waits_double_and_grow_with_what_is_read():
     readiness = Readiness()
     for wait in (FIRST_WAIT, 2 * FIRST_WAIT, 4 * FIRST_WAIT):
         readiness.observe_plain(wait - 1, 0.9)
         assert not readiness.keeps(0.0, hopeful=False, reading=0.0)
         readiness.observe_plain(1, 0.9)
-        assert not readiness.keeps(0.0, hopeful=False, reading=0.04) and readiness.keeps(
-            0.0, hopeful=False, reading=0.0
-        )
+        assert not readiness.keeps(0.0, hopeful=False, reading=0.04)
+        assert readiness.keeps(0.0, hopeful=False, reading=0.0)
     assert readiness.keeps(1.2, hopeful=False, reading=40.0), "what pays does not wait"
     readiness.observe_plain(FIRST_WAIT, None)
     assert readiness.keeps(0.0, hopeful=False, reading=0.0), "and waits are short again after it"

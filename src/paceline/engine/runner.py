@@ -160,15 +160,17 @@ class Runner:
         timer.mark()
 
     def _prefill_drafter(self, reading: Reading) -> None:
-        timer = self._reader.start()
+        decoder, admission = self.decoder, reading.admission
+        reads_states = decoder.drafter.taps and not decoder.plain_rows.issuperset(admission.row_numbers)
+        timer = self._reader.start() if reads_states else None
         try:
-            self.decoder.prefill_drafter(reading)
+            decoder.prefill_drafter(reading)
         except Exception as error:
             self._drop_drafter(error)
             return
-        if self.decoder.drafter.taps and not self.decoder.plain_rows.issuperset(reading.admission.row_numbers):
+        if timer is not None:
             timer.mark()
-            self._prefills.append((reading.admission.num_unread, timer))
+            self._prefills.append((admission.num_unread, timer))
 
     def _note_prefills(self) -> None:
         """Let the plan know what the drafter took to read prompts, as soon as the device has done it."""
