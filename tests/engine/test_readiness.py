@@ -2,8 +2,9 @@
 
 import pytest
 
+from paceline.core.step import PhaseSeconds
 from paceline.engine.controller import Controller
-from paceline.engine.exploration import LESSONS
+from paceline.engine.exploration import LESSONS, Exploration
 from paceline.engine.knowledge import Knowledge
 from paceline.engine.readiness import (
     ALLOWED,
@@ -11,6 +12,7 @@ from paceline.engine.readiness import (
     FIRST_WAIT,
     FORGIVEN,
     LONGEST_WAIT,
+    READING,
     Readiness,
 )
 from tests.engine.machine import Machine
@@ -125,10 +127,46 @@ def test_what_ready_requests_won_long_ago_does_not_pay_for_what_they_lose_now():
     assert not readiness.keeps(0.0, hopeful=True, reading=0.0)
 
 
-def test_reading_prompts_is_a_loss():
-    readiness = Readiness()
+@pytest.mark.parametrize("waves", [[8], [2, 3, 3]])
+def test_reading_prompts_is_a_loss(waves):
+    """Of all requests that begin together, whether their prompts are read at once or in turn."""
+    known, left = Knowledge(), sum(waves)
+    known.exploration.skip_lessons()
+    known.costs.observe_plain(8, PhaseSeconds(score=0.01))
+    plan, readiness = Controller(rows=8, knowledge=known), known.readiness[(4, False)]
     readiness.observe_plain(1, 1.0)
-    assert readiness.keeps(1.2, hopeful=True, reading=4.0) and readiness.lost == pytest.approx(4.0)
+    for count in waves:
+        left -= count
+        begin = range(left, left + count), [request([1], max_tokens=48)] * count
+        assert plan.drafts_for(*begin, reread=25 * count, waiting=left)
+        plan.admit(*begin)
+    assert readiness.lost == pytest.approx(READING * 25 * 8)
+
+
+def test_requests_that_begin_together_are_all_ready_or_none():
+    """The first of them are weighed with the others; after these, what is read already would change that."""
+    known = Knowledge()
+    known.exploration.skip_lessons()
+    plan, one = Controller(rows=8, knowledge=known), request([1], max_tokens=48)
+    readiness = known.readiness[(4, False)]
+    decided = [plan.drafts_for([0, 1], [one] * 2, waiting=6)]
+    while known.exploration.lesson((4, False)):
+        known.exploration.take_lesson((4, False))
+    readiness.observe_ready(0.0, 2 * ALLOWED)
+    decided += [plan.drafts_for([2, 3, 4], [one] * 3, waiting=3), plan.drafts_for([5, 6, 7], [one] * 3)]
+    assert decided == [True, True, True] and not plan.drafts_for(range(8), [one] * 8)
+
+
+def test_lessons_are_given_once_to_all_that_begin_together():
+    lessons = Exploration()
+    lessons.skip_lessons()
+    for _ in range(4):
+        lessons.ensure("kind", 2)
+    given = 0
+    while lessons.lesson("kind"):
+        lessons.take_lesson("kind")
+        given += 1
+    assert given == 2
 
 
 @pytest.mark.parametrize(("num_tokens", "ready"), [(48, False), (480, True)])

@@ -32,10 +32,11 @@ from paceline.engine.row_state import RowState
 from paceline.engine.watch import Speed, SpeedCount
 
 WARM_UP = 4  # plain steps after a draft, of which the last one tells the cost
-SETTLED = 8  # drafted steps between two decisions, or as many as there are rows
+SETTLED, SETTLED_ROW = 8, 2  # drafted steps between two decisions; the same for each row, if that is more
 PATIENCE = 4  # the same while rows are new
 KNOWN = 64  # timed steps after which costs are known well enough for that
 PLAIN_RUN = 4  # plain steps that count as one, because they teach little, and are looked at together
+IDLE_RUN = 16  # the same where drafting is off
 SAMPLE = 4  # one of so many steps of a known cost, or of a request that is known, is looked at for it
 REFRESH = 16  # steps after which what was learnt is looked up again
 
@@ -249,7 +250,7 @@ class Controller(Plan):
         self._steps += count
         self._drafted_steps = 0
         self._count.add(count * running, seconds, plain_seconds=seconds)
-        self._evaluate_at += count - count // PLAIN_RUN
+        self._evaluate_at += count - count // (PLAIN_RUN if self._choice and self._choice.depths else IDLE_RUN)
 
     @property
     def speed(self) -> Speed | None:
@@ -305,7 +306,7 @@ class Controller(Plan):
         """The depth of every row of the highest goodput."""
         since = self._steps - self._changed_at
         patience = PATIENCE if self.knowledge.costs.num_observed > KNOWN else 1
-        self._evaluate_at = self._steps + min(max(SETTLED, len(self.rows)), patience + since // 2)
+        self._evaluate_at = self._steps + min(max(SETTLED, SETTLED_ROW * len(self.rows)), patience + since // 2)
         if self._steps >= self._refresh_at:
             self._refresh_at = self._steps + REFRESH
             self.knowledge.refresh()

@@ -42,14 +42,14 @@ class Exploration:
 
     def lesson(self, kind: Hashable) -> int:
         """The depth of the next of the first drafts of batches of this kind; 0 after the last one."""
-        taken = self._lessons[kind]
-        if taken >= self._more[kind] + (0 if self._taught else len(LESSONS)):
-            return 0
-        return LESSONS[taken % len(LESSONS)]
+        return LESSONS[self._lessons[kind] % len(LESSONS)] if self._to_come(kind) > 0 else 0
 
-    def give(self, kind: Hashable, count: int) -> None:
-        """Give batches of this kind so many more lessons."""
-        self._more[kind] += count
+    def ensure(self, kind: Hashable, count: int) -> None:
+        """Give batches of this kind more lessons, so that ``count`` of them are to come."""
+        self._more[kind] += max(0, count - self._to_come(kind))
+
+    def _to_come(self, kind: Hashable) -> int:
+        return self._more[kind] + (0 if self._taught else len(LESSONS)) - self._lessons[kind]
 
     def take_lesson(self, kind: Hashable) -> None:
         """The lesson is given, and the next one will be the one after it."""

@@ -9,7 +9,7 @@ from paceline.engine.closed_batch import Refills, end_together
 from paceline.engine.costs import StepWork
 from paceline.engine.draft_work import DraftWork, StepDrafts, work_by_depth
 from paceline.engine.knowledge import Knowledge
-from paceline.engine.readiness import READING, WORTH
+from paceline.engine.readiness import READING, WORTH, Readiness
 from paceline.engine.row_state import RowState
 
 HORIZON = 128  # tokens over which a drafter must earn what it reads first
@@ -61,9 +61,12 @@ class Goodput:
         self.knowledge, self.num_nodes, self.ends_early = knowledge, num_nodes, ends_early
         self.num_unverified = num_unverified
         self.refills = Refills()
+        self._awaited, self._kept = 0, False  # requests that will join the newest ones; whether these are kept ready
 
     def best(self, rows: Mapping[int, RowState]) -> Choice:
         """The depths of the highest goodput; those with which rows end together, where no other takes their places."""
+        if not any(state.room for state in rows.values()):
+            return self._plain(rows)
         for state in rows.values():
             state.expect()
         closed = len(rows) > 1 and not self.refills.expected and all(state.lasts for state in rows.values())
@@ -179,16 +182,27 @@ class Goodput:
         ``reread`` again, which is won back until the last of them ends, if at all.
         """
         together = {**rows, **new, **dict(zip(range(-waiting, 0), cycle(new.values()), strict=False))}
+        costs, readiness = self.knowledge.costs, self.knowledge.readiness_of(together)
+        reading = READING * reread + costs.reading(unread) / costs.plain(len(together))
+        if len(new) + waiting != self._awaited:  # else those that waited beside the others, for which that was decided
+            self._kept = self._decide_ready(new, together, readiness, reading)
+        self._awaited = waiting
+        if self._kept:
+            readiness.observe_ready(0.0, reading)
+        return self._kept
+
+    def _decide_ready(
+        self, new: Mapping[int, RowState], together: Mapping[int, RowState], readiness: Readiness, reading: float
+    ) -> bool:
+        """Whether the ``new`` ones of all rows that will run ``together`` are to be kept ready, and those like them."""
         if self.lesson(together):
             return True
-        choice, readiness = self.best(together), self.knowledge.readiness_of(together)
-        costs, running, steps = self.knowledge.costs, len(together), max(state.left for state in new.values())
-        reading = READING * reread + costs.reading(unread) / costs.plain(running)
+        choice, steps = self.best(together), max(state.left for state in new.values())
         speedup = choice.speedup if choice.depths.keys() & new.keys() else 0.0
-        speedup /= 1.0 + speedup * reading * running / (len(new) * steps)
+        speedup /= 1.0 + speedup * reading * len(together) / (len(new) * steps)
         kept = readiness.keeps(speedup, hopeful=self.hopes(together), reading=reading)
         if kept and not readiness.pays(speedup):  # its own text may be one for which drafting does
-            self.knowledge.exploration.give(self.knowledge.kind(together), MORE_LESSONS)
+            self.knowledge.exploration.ensure(self.knowledge.kind(together), MORE_LESSONS)
         return kept
 
     def lesson(self, rows: Mapping[int, RowState]) -> int:

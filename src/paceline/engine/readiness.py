@@ -57,7 +57,6 @@ class Readiness:
             return False
         else:
             self._waited, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
-        self.observe_ready(0.0, reading)
         return True
 
     def observe_plain(self, steps: int, share: float | None) -> None:
