@@ -1,6 +1,7 @@
 """An imagined machine that a plan's steps run on: what they take, and what is accepted, without a model."""
 
 import random
+from dataclasses import replace
 
 from paceline.core.step import Finish, PhaseSeconds, StepResult
 from paceline.core.tree import NoDraft
@@ -19,7 +20,7 @@ class Machine:
     as long. ``search`` is what a drafter takes, in plain steps, where the plan lets it search. ``ready`` (None: the
     plan is not asked) is what a step takes more, after its forward, if rows are not plain, likewise; the target would
     read ``reread`` tokens again. They begin ``reading`` plain steps later. ``lasts``: requests do not end before their
-    last token, which the plan may know.
+    last token, which the plan may know; ``drafters`` are those that they choose.
     """
 
     def __init__(
@@ -41,13 +42,14 @@ class Machine:
         reread=0,
         reading=0.0,
         lasts=False,
+        drafters=None,
     ):
         self.plan, self.rows, self.growth, self.draft_growth = plan, rows, growth, draft_growth
         self.draft, self.missed = draft if isinstance(draft, list) else [draft], missed
         self.search, self.num_searches = search, 0
         self.ready, self.reread, self.kept = ready, reread, []  # of each request of the first row, whether it is ready
         self.reading = reading * PLAIN
-        self.stop_tokens = [] if lasts else [0]
+        self.stop_tokens, self.drafters = [] if lasts else [0], drafters
         self.by_drafter = [0] * len(self.draft)  # steps with a draft
         self.unverified = unverified  # nodes beside each row's draft
         self.noise, self.disturbed, self.slowdown = noise, disturbed, slowdown or (lambda position: 1.0)
@@ -65,7 +67,7 @@ class Machine:
         """
         accepts = accepts if isinstance(accepts, list) else [accepts]
         for _ in range(requests):
-            one = request([1], max_tokens=num_tokens, stop_tokens=self.stop_tokens)
+            one = replace(request([1], max_tokens=num_tokens, stop_tokens=self.stop_tokens), drafters=self.drafters)
             admitted = range(self.rows), [one] * self.rows
             if self.ready is not None:
                 self.kept.append(self.plan.drafts_for(*admitted, reread=self.reread, unread=PROMPT))

@@ -58,6 +58,16 @@ def test_what_is_known_of_each_serves_the_next_requests():
     assert later.by_drafter[1] > 5 * later.by_drafter[0]
 
 
+def test_a_drafter_that_no_request_chooses_is_not_tried():
+    """Though it was tried so little that it might be the better one by now."""
+    accepts = [lambda *_: 0.1, lambda *_: 0.6]
+    plan = CandidatePlan([Controller(rows=1), Controller(rows=1)], origins=[[0], [1]])
+    serve(accepts, plan=plan, requests=2)
+    before = plan.steps_by_drafter[0]
+    served = serve(accepts, plan=plan, requests=20, drafters=frozenset({1}))
+    assert plan.steps_by_drafter[0] == before and served.by_drafter[1] > 0
+
+
 def test_one_controller_or_different_lengths_are_refused():
     with pytest.raises(ValueError, match="1 controllers: give at least 2, of one draft length"):
         CandidatePlan([Controller(rows=1)])

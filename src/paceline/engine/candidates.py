@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from math import log, sqrt
+from math import inf, log, sqrt
 from typing import final
 
 from paceline.core.plan import Plan
@@ -116,8 +116,8 @@ class CandidatePlan(Plan):
             one.num_tried = max(1.0, FORGET * one.num_tried)
         total = log(1 + sum(one.num_tried for one in known))
         bounds = [
-            log(controller.promise()) + OPTIMISM * sqrt(total / one.num_tried)
-            for controller, one in zip(self.controllers, known, strict=True)
+            log(controller.promise()) + OPTIMISM * sqrt(total / one.num_tried) if may_draft else -inf
+            for controller, one, may_draft in zip(self.controllers, known, able, strict=True)
         ]
         best = max(range(len(bounds)), key=bounds.__getitem__)
         if bounds[best] > bounds[self._chosen] + log(SWITCH):
