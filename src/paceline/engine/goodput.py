@@ -61,7 +61,7 @@ class Goodput:
         self.knowledge, self.num_nodes, self.ends_early = knowledge, num_nodes, ends_early
         self.num_unverified = num_unverified
         self.refills = Refills()
-        self._num_waiting, self._kept = 0, False  # requests that will join the newest ones; whether these are kept ready
+        self._num_waiting, self._kept = 0, False  # requests that will join the newest; whether these are kept ready
 
     def best(self, rows: Mapping[int, RowState]) -> Choice:
         """The depths of the highest goodput; those with which rows end together, where no other takes their places."""
@@ -184,7 +184,7 @@ class Goodput:
         together = {**rows, **new, **dict(zip(range(-waiting, 0), cycle(new.values()), strict=False))}
         costs, readiness = self.knowledge.costs, self.knowledge.readiness_of(together)
         reading = READING * reread + costs.reading(unread) / costs.plain(len(together))
-        if len(new) + waiting != self._num_waiting:  # else those that waited beside the others, for which that was decided
+        if len(new) + waiting != self._num_waiting:  # else it was decided for them too, as they waited beside others
             self._kept = self._decide_ready(new, together, readiness, reading)
         self._num_waiting = waiting
         if self._kept:
