@@ -150,10 +150,15 @@ def test_requests_that_begin_together_are_all_ready_or_none():
     plan, one = Controller(rows=8, knowledge=known), request([1], max_tokens=48)
     readiness = known.readiness[(4, False)]
     decided = [plan.drafts_for([0, 1], [one] * 2, waiting=6)]
+    plan.admit([0, 1], [one] * 2)
     while known.exploration.lesson((4, False)):
         known.exploration.take_lesson((4, False))
     readiness.observe_ready(0.0, 2 * ALLOWED)
-    decided += [plan.drafts_for([2, 3, 4], [one] * 3, waiting=3), plan.drafts_for([5, 6, 7], [one] * 3)]
+    decided.append(plan.drafts_for([2, 3, 4], [one] * 3, waiting=3))
+    plan.admit([2, 3, 4], [one] * 3)
+    decided.append(plan.drafts_for([5, 6, 7], [one] * 3))
+    plan.admit([5, 6, 7], [one] * 3)
+    plan.release(range(8))
     assert decided == [True, True, True] and not plan.drafts_for(range(8), [one] * 8)
 
 
