@@ -155,22 +155,18 @@ experiment-lengths: $(STAMP) $(MODELS)/target-774M $(MODELS)/draft-124M  ## Draf
 STUDY := $(BIN)/python -m benchmarks controller --processor-time --k 1 --k 3 --k 5
 AVX2 := PACELINE_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
+# $(1): its options; $(2): the report.
+both_sets = $(STUDY) $(1) --output $(REPORTS)/$(2).jsonl && $(AVX2) $(STUDY) $(1) --output $(REPORTS)/$(2)-avx2.jsonl
+
 bench-controller: export OMP_NUM_THREADS := 1
-bench-controller: $(STAMP) $(MODELS)/target-200M  ## The controller beside fixed draft lengths, on the machine's best kernel and on AVX2's (about half an hour)
-	$(STUDY) --repeats 3 --output $(REPORTS)/controller.jsonl
-	$(AVX2) $(STUDY) --repeats 3 --output $(REPORTS)/controller-avx2.jsonl
-	$(STUDY) --drafters useless --suites prose --temperatures 0 --batch 1 --batch 4 --batch 8 --max-tokens 256 \
-	  --max-tokens 32 --repeats 3 --output $(REPORTS)/controller-useless.jsonl
-	$(AVX2) $(STUDY) --drafters useless --suites prose --temperatures 0 --batch 1 --batch 4 --batch 8 --max-tokens 256 \
-	  --max-tokens 32 --repeats 3 --output $(REPORTS)/controller-useless-avx2.jsonl
-	$(STUDY) --drafters ngram --suites copy --suites code --suites prose --temperatures 0 --batch 1 --batch 8 \
-	  --repeats 3 --output $(REPORTS)/controller-ngram.jsonl
-	$(AVX2) $(STUDY) --drafters ngram --suites copy --suites code --suites prose --temperatures 0 --batch 1 --batch 8 \
-	  --repeats 3 --output $(REPORTS)/controller-ngram-avx2.jsonl
-	$(STUDY) --target $(MODELS)/target-200M --drafters model --drafters ngram --suites code --suites chat --temperatures 0 \
-	  --batch 1 --batch 4 --max-tokens 48 --num-parts 2 --repeats 2 --output $(REPORTS)/controller-200M.jsonl
-	$(AVX2) $(STUDY) --target $(MODELS)/target-200M --drafters model --drafters ngram --suites code --suites chat --temperatures 0 \
-	  --batch 1 --batch 4 --max-tokens 48 --num-parts 2 --repeats 2 --output $(REPORTS)/controller-200M-avx2.jsonl
+bench-controller: $(STAMP) $(MODELS)/target-200M  ## The controller beside fixed draft lengths, on the machine's best kernel and on AVX2's (three quarters of an hour; goes on after an interruption)
+	$(call both_sets,--repeats 3,controller)
+	$(call both_sets,--drafters useless --suites prose --temperatures 0 --batch 1 --batch 4 --batch 8 --max-tokens 256 \
+	  --max-tokens 32 --repeats 3,controller-useless)
+	$(call both_sets,--drafters ngram --suites copy --suites code --suites prose --temperatures 0 --batch 1 --batch 8 \
+	  --repeats 3,controller-ngram)
+	$(call both_sets,--target $(MODELS)/target-200M --draft $(PAIR)/draft --drafters model --drafters ngram --suites code \
+	  --suites chat --temperatures 0 --batch 1 --batch 4 --max-tokens 48 --num-parts 2 --repeats 2,controller-200M)
 
 DRAFTERS := $(BIN)/python -m benchmarks drafters --draft $(PAIR)/draft --processor-time --num-prompts 3 --repeats 2
 

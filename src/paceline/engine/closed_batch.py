@@ -16,7 +16,7 @@ from typing import NamedTuple, final
 from paceline.engine.draft_work import CostOf, DraftWork, StepDrafts
 from paceline.engine.row_state import RowState
 
-TOGETHER, TOGETHER_SHARE = 0.5, 0.03  # steps within which rows count as ending at once; share of all, if that is more
+TOGETHER = 0.5  # steps within which rows count as ending at once
 LEAST_SAVED = 0.05  # share of its steps that a further token must save a row to be looked at
 
 
@@ -67,11 +67,10 @@ def _until_all_end(
     rows = sorted(depths, key=lambda row: ends[row][depths[row]].steps, reverse=True)
     steps = _in_order([ends[row][depths[row]] for row in rows])
     step, cost, until = StepDrafts(max(depths.values())), 0.0, steps[0]
-    together = max(TOGETHER, TOGETHER_SHARE * until)
     for index, row in enumerate(rows):  # from the last one
         step.add_row(work[row], depths[row])
         before = steps[index + 1] if index + 1 < len(rows) else 0.0
-        if before and until - before < together:
+        if before and until - before < TOGETHER:
             continue
         cost += (until - before) * step.cost(cost_of)
         until = before
