@@ -11,7 +11,8 @@ from paceline.models.cpu.packed_weights import PackedLinear, gemm_with_layer, pa
 from paceline.models.native.quantization import SCHEMES
 
 # The last four are longer than a block of any precision; two have pieces that take turns, two panels that are not full.
-SIZES = ((1, 1), (7, 5), (33, 13), (64, 64), (192, 100), (514, 31), (3136, 29), (2600, 150), (6001, 2), (8200, 70))
+# 600 outputs are more than are written together.
+SIZES = ((1, 1), (7, 5), (33, 13), (64, 64), (192, 600), (514, 31), (3136, 29), (2600, 150), (6001, 2), (8200, 70))
 
 
 @pytest.mark.parametrize(
@@ -49,8 +50,9 @@ def test_prompts_equal_single_rows_on_any_number_of_threads(dtype, packed):
         torch.set_num_threads(threads)
 
 
-# A panel that is not full, groups that are not, blocks of long rows, several pieces that take turns.
-INTEGER_SIZES = ((8, 1), (64, 32), (72, 33), (200, 100), (520, 31), (3136, 96), (8200, 70))
+# A panel that is not full, groups that are not, more outputs than are written together, blocks of long rows, several
+# pieces that take turns.
+INTEGER_SIZES = ((8, 1), (64, 32), (72, 33), (200, 100), (72, 600), (520, 31), (3136, 96), (8200, 70))
 
 
 def integers(inner, outer, quantization):

@@ -220,6 +220,13 @@ def test_every_row_of_a_packed_tied_embedding_is_read():
 
 
 @pytest.mark.parametrize("quantization", [None, *SCHEMES])
+def test_a_packed_model_can_be_printed(quantization):
+    lm = integer_lm(quantization) if quantization else bfloat16_lm(tie_word_embeddings=True)
+    pack_linears(lm)
+    assert f"{lm.config.vocab_size}, {lm.config.hidden_size}" in repr(lm)
+
+
+@pytest.mark.parametrize("quantization", [None, *SCHEMES])
 def test_forward_work_does_not_depend_on_packing(quantization):
     lm = bfloat16_lm() if quantization is None else integer_lm(quantization)
     plain = forward_work(lm)

@@ -132,6 +132,10 @@ class PackedEmbedding(PackedLayer, nn.Embedding):  # type: ignore[misc]
         PackedLayer.__init__(self, table, layout)
         self.num_embeddings, self.embedding_dim = table.num_embeddings, table.embedding_dim
 
+    def extra_repr(self) -> str:
+        """The sizes: the table's other options are not kept."""
+        return f"{self.num_embeddings}, {self.embedding_dim}"
+
     def forward(self, input: Tensor) -> Tensor:
         """The rows of ``input``, without unpacking any other."""
         size, width, unit = self.embedding_dim, self.layout.width, self.layout.unit

@@ -31,6 +31,7 @@ constexpr int tile_rows(int left) {
     return left == TILE_ROWS + 3 && TILE_ROWS == 6 ? 5 : TILE_ROWS;
 }
 constexpr long PIECE_BYTES = 96 * 1024;  // of w, kept in the L2 cache while several tiles of x read them
+constexpr int OUTPUT_PANELS = 16;        // whose outputs are written together, where one tile of x reads each once
 constexpr long PREFETCH_FAR = 4096;      // prefetch distance from memory, all panels of a tile together,
 constexpr long PREFETCH_NEAR = 1024;     // and within the L2 cache
 
@@ -158,7 +159,7 @@ Tile panel_tile_for(int m, bool several) {
     return several ? panel_tile<D, M, tile_panels(M)> : panel_tile<D, M, 1>;
 }
 
-// Receives the sums of row m for wide rows of w from n on.
+// Receives the sums of row m for wide rows of w from n on: those of a piece of w at once.
 using EmitSums = std::function<void(int m, int n, int wide, float *sums)>;
 
 // The part of a narrow panel that begins at element at, filled up to a full one in data and scales.
@@ -201,7 +202,8 @@ void gemm_panels(const Matrix &w, int begin, int end, const float *x, int rows, 
     const bool several = rows > MAX_TILE_ROWS, whole = rows <= TILE_ROWS;
     const int block = whole ? count : X_BLOCK;
     const long x_step = (long)rows * X_STEP, block_bytes = (long)block / D::STEP * D::BYTES;
-    const int piece = (several ? std::max<long>(2, PIECE_BYTES / block_bytes) : tile_panels(rows)) * PANEL_ROWS;
+    const int alone = count <= block ? OUTPUT_PANELS : tile_panels(rows);  // panels of a piece that one tile reads
+    const int piece = (several ? std::max<long>(2, PIECE_BYTES / block_bytes) : alone) * PANEL_ROWS;
     carried.resize((long)rows * piece);
     for (int first = begin; first < end; first += piece) {
         const int last = std::min(end, first + piece);
@@ -214,18 +216,19 @@ void gemm_panels(const Matrix &w, int begin, int end, const float *x, int rows, 
                 const long far = !several          ? PREFETCH_FAR / tile_panels(size)
                                  : m + size < rows ? PREFETCH_NEAR
                                                    : block_bytes;
+                float *sums = &carried[(long)m * piece];
                 for (int n = first, next; n < last; n = next) {
                     next = n + tile_panels(size) * PANEL_ROWS;
                     const bool full = next <= last && w.wide(next - PANEL_ROWS) == PANEL_ROWS;
                     if (!full) next = n + PANEL_ROWS;
                     if (w.wide(n) < PANEL_ROWS && !narrow.data) narrow = fill_up<D>(w, n, at, these, data, scales);
                     const Part part = w.wide(n) < PANEL_ROWS ? narrow : part_of<D>(w, n, at);
-                    float *sums = &carried[(long)m * piece + n - first];
                     panel_tile_for<D>(size, full)(part, x + at / X_BLOCK * x_step + m * X_STEP, x_step, these, far,
-                                                     sums, piece, at == 0);
-                    if (at + block < count) continue;
-                    for (int j = 0; j < size; j++) emit(m + j, n, std::min(next, w.outer) - n, sums + (long)j * piece);
+                                                     sums + n - first, piece, at == 0);
                 }
+                if (at + block < count) continue;
+                for (int j = 0; j < size; j++)
+                    emit(m + j, first, std::min(last, w.outer) - first, sums + (long)j * piece);
             }
         }
     }
