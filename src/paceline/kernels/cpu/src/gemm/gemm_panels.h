@@ -2,10 +2,10 @@
 //
 // y[m][n] = sum over k of w[n][k] x[m][k], with each y in a lane of its own, as one chain of multiply-adds over k in
 // the same order whatever the tile, so results are batch-invariant. x is widened to float32 once per call and broadcast
-// element by element. With as many rows of x as a tile has, w is streamed once with prefetching; one to three rows take
-// several panels at once, else each addition would wait for the last. With more rows, a block of w stays in the L2
-// cache while tiles of x reuse it. models/cpu/packed_weights.py packs the weights. gemm_bf16.h and
-// gemm_quantized_bf16.h replace this in bf16 models where the processor multiplies pairs of bf16.
+// element by element. With as many rows of x as a tile has, w is streamed once with prefetching; one or two rows, and
+// three with 32 registers, take several panels at once, else each addition would wait for the last. With more rows, a
+// block of w stays in the L2 cache while tiles of x reuse it. models/cpu/packed_weights.py packs the weights.
+// gemm_bf16.h and gemm_quantized_bf16.h replace this in bf16 models where the processor multiplies pairs of bf16.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ constexpr int TILE_ROWS = NUM_REGISTERS == 16 ? 6 : 24 / VECTORS;
 constexpr int MAX_TILE_ROWS = NUM_REGISTERS == 16 ? 8 : TILE_ROWS;
 constexpr int tile_vectors(int m) { return m > TILE_ROWS ? 1 : VECTORS; }
 constexpr int tile_panels(int m) {
-    if (m > 2) return m == 3 && VECTORS == 2 ? 2 : 1;
+    if (m > 2) return m == 3 && VECTORS == 2 && NUM_REGISTERS == 32 ? 2 : 1;  // slower with 16
     return (m == 1 ? 8 : 4) / VECTORS;
 }
 // Rows of the next tile, of left ones. Three alone are too few to hide the latency of additions.
