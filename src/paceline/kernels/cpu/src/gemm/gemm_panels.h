@@ -3,7 +3,7 @@
 // y[m][n] = sum over k of w[n][k] x[m][k], with each y in a lane of its own, as one chain of multiply-adds over k in
 // the same order whatever the tile, so results are batch-invariant. x is widened to float32 once per call and broadcast
 // element by element. With as many rows of x as a tile has, w is streamed once with prefetching; one or two rows, and
-// three with 32 registers, take several panels at once, else each addition would wait for the last. With more rows, a
+// three in some formats, take several panels at once, else each addition would wait for the last. With more rows, a
 // block of w stays in the L2 cache while tiles of x reuse it. models/cpu/packed_weights.py packs the weights.
 // gemm_bf16.h and gemm_quantized_bf16.h replace this in bf16 models where the processor multiplies pairs of bf16.
 #pragma once
@@ -21,8 +21,10 @@ constexpr int TILE_ROWS = NUM_REGISTERS == 16 ? 6 : 24 / VECTORS;
 // With sixteen registers, seven or eight rows take a panel one vector at a time: two tiles would widen w twice.
 constexpr int MAX_TILE_ROWS = NUM_REGISTERS == 16 ? 8 : TILE_ROWS;
 constexpr int tile_vectors(int m) { return m > TILE_ROWS ? 1 : VECTORS; }
+// With sixteen registers, three rows of weights that are widened in parts are faster with one panel at once.
+template <class D>
 constexpr int tile_panels(int m) {
-    if (m > 2) return m == 3 && VECTORS == 2 && NUM_REGISTERS == 32 ? 2 : 1;  // slower with 16
+    if (m > 2) return m == 3 && VECTORS == 2 && (NUM_REGISTERS == 32 || D::PARTS == 1) ? 2 : 1;
     return (m == 1 ? 8 : 4) / VECTORS;
 }
 // Rows of the next tile, of left ones. Three alone are too few to hide the latency of additions.
@@ -156,7 +158,7 @@ template <class D, int M = 1>
 Tile panel_tile_for(int m, bool several) {
     if constexpr (M < MAX_TILE_ROWS)
         if (m > M) return panel_tile_for<D, M + 1>(m, several);
-    return several ? panel_tile<D, M, tile_panels(M)> : panel_tile<D, M, 1>;
+    return several ? panel_tile<D, M, tile_panels<D>(M)> : panel_tile<D, M, 1>;
 }
 
 // Receives the sums of row m for wide rows of w from n on: those of a piece of w at once.
@@ -202,7 +204,7 @@ void gemm_panels(const Matrix &w, int begin, int end, const float *x, int rows, 
     const bool several = rows > MAX_TILE_ROWS, whole = rows <= TILE_ROWS;
     const int block = whole ? count : X_BLOCK;
     const long x_step = (long)rows * X_STEP, block_bytes = (long)block / D::STEP * D::BYTES;
-    const int alone = count <= block ? OUTPUT_PANELS : tile_panels(rows);  // panels of a piece that one tile reads
+    const int alone = count <= block ? OUTPUT_PANELS : tile_panels<D>(rows);  // panels of a piece that one tile reads
     const int piece = (several ? std::max<long>(2, PIECE_BYTES / block_bytes) : alone) * PANEL_ROWS;
     carried.resize((long)rows * piece);
     for (int first = begin; first < end; first += piece) {
@@ -213,12 +215,12 @@ void gemm_panels(const Matrix &w, int begin, int end, const float *x, int rows, 
             for (int m = 0, size; m < rows; m += size) {
                 size = tile_rows(rows - m);
                 // The last of several tiles prefetches the next block.
-                const long far = !several          ? PREFETCH_FAR / tile_panels(size)
+                const long far = !several          ? PREFETCH_FAR / tile_panels<D>(size)
                                  : m + size < rows ? PREFETCH_NEAR
                                                    : block_bytes;
                 float *sums = &carried[(long)m * piece];
                 for (int n = first, next; n < last; n = next) {
-                    next = n + tile_panels(size) * PANEL_ROWS;
+                    next = n + tile_panels<D>(size) * PANEL_ROWS;
                     const bool full = next <= last && w.wide(next - PANEL_ROWS) == PANEL_ROWS;
                     if (!full) next = n + PANEL_ROWS;
                     if (w.wide(n) < PANEL_ROWS && !narrow.data) narrow = fill_up<D>(w, n, at, these, data, scales);
