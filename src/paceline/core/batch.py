@@ -113,6 +113,10 @@ class Batch(BatchState):
         """The target's own choice [R, N] after every valid node of ``tree``, from processed ``logits`` [R, N, V]."""
         return self._ops.picks(self, tree, logits)
 
+    def match(self, tree: Tree, picks: Tensor) -> Outcome:
+        """The outcome that accepts nodes as long as they equal ``picks`` [R, N], the target's token after each node."""
+        return self._ops.match(tree, picks)
+
     def argmax(self, logits: Tensor) -> Tensor:
         """The first of the largest processed ``logits`` [R, n, V], however rows sample."""
         return self._ops.argmax(logits)

@@ -19,7 +19,7 @@ from paceline.core.prompt_lookup import NgramOptions, ngram_chain
 from paceline.core.sampling import SamplingState
 from paceline.core.scores import Scores
 from paceline.core.step import HEADER, Failure, Finish
-from paceline.core.tree import NoDraft, Outcome, Tree, along_path, path_tokens
+from paceline.core.tree import NoDraft, Outcome, Tree, along_path, follow, path_tokens
 
 
 class Ops(ABC):
@@ -54,6 +54,10 @@ class Ops(ABC):
     @abstractmethod
     def picks(self, batch: BatchState, tree: Tree, logits: Tensor) -> Tensor:
         """See Batch.picks."""
+
+    @abstractmethod
+    def match(self, tree: Tree, picks: Tensor) -> Outcome:
+        """See Batch.match."""
 
     @abstractmethod
     def argmax(self, logits: Tensor) -> Tensor:
@@ -138,6 +142,10 @@ class TensorOps(Ops):
         levels = batch.length[:, None] + torch.arange(tree.max_depth + 1, device=batch.device)
         key = batch.key(levels, Stream.TARGET)
         return batch.noise.choose_at(self.warp(batch.sampling, logits), key, tree.depth)
+
+    def match(self, tree: Tree, picks: Tensor) -> Outcome:
+        leaf, path, length = follow(tree, tree.tokens == picks.gather(1, tree.parents.clamp(min=0)))
+        return Outcome(path=path, num_committed=length + 1, next=picks.gather(1, leaf[:, None])[:, 0], picks=picks)
 
     def argmax(self, logits: Tensor) -> Tensor:
         return logits.argmax(-1)

@@ -17,7 +17,7 @@ from paceline.core.rejection import verify_by_rejection
 from paceline.core.scores import Scores
 from paceline.core.stats import StageStats, Stats
 from paceline.core.step import StepPlan
-from paceline.core.tree import Draw, Outcome, Tree, follow
+from paceline.core.tree import Draw, Outcome, Tree
 from paceline.drafters.base import Drafter, DrafterContext, StatelessDrafter
 from paceline.drafters.growing import DraftInput, GrowingDrafter
 from paceline.drafters.stage_batch import StageBatch
@@ -266,9 +266,7 @@ class StagedDrafter(Drafter):
 
 def _pick(own: Batch, inner: Tree, logits: Tensor, *, greedy: bool) -> Outcome:
     """Verify ``inner`` by the draft model's own picks, from its ``logits`` [B, N, V]."""
-    picks = own.argmax(logits) if greedy else own.picks(inner, logits)
-    leaf, path, length = follow(inner, inner.tokens == picks.gather(1, inner.parents.clamp(min=0)))
-    return Outcome(path=path, num_committed=length + 1, next=picks.gather(1, leaf[:, None])[:, 0])
+    return own.match(inner, own.argmax(logits) if greedy else own.picks(inner, logits))
 
 
 def describe(drafter: Drafter) -> str:

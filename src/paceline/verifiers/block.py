@@ -12,7 +12,7 @@ from paceline.core.noise import Stream
 from paceline.core.rejection import child_draft_probs
 from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.draft_probs import follow_picks, masked, outcome_at
+from paceline.verifiers.draft_probs import masked, outcome_at
 
 
 @final
@@ -33,7 +33,7 @@ class Block:
     def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
         """The longest accepted prefix and one token after it."""
         if not batch.sampling.any_sampled:  # every row is greedy
-            return follow_picks(tree, batch.picks(tree, scores.logits))
+            return batch.match(tree, batch.picks(tree, scores.logits))
         tree = masked(tree, scores)
         position = batch.length[:, None] + tree.depth  # of the token after each node
         warped = batch.warp(scores.logits)  # [B, N, V]

@@ -64,12 +64,6 @@ def earlier_siblings(tree: Tree) -> Tensor:
     return same & tree.valid[:, None, :] & (index[None, :] < index[:, None])
 
 
-def follow_picks(tree: Tree, picks: Tensor) -> Outcome:
-    """The outcome that accepts nodes as long as they equal ``picks`` [B, N], the target's token after each node."""
-    leaf, path, length = follow(tree, tree.tokens == picks.gather(1, tree.parents.clamp(min=0)))
-    return Outcome(path=path, num_committed=length + 1, next=picks.gather(1, leaf[:, None])[:, 0], picks=picks)
-
-
 def outcome_at(tree: Tree, leaf: Tensor, token: Tensor) -> Outcome:
     """The outcome that accepts the path to ``leaf`` [B] and adds ``token`` [B]."""
     on_path = tree.ancestors.gather(1, leaf[:, None, None].expand(-1, 1, tree.num_nodes))[:, 0]

@@ -12,7 +12,7 @@ from paceline.core.noise import Stream
 from paceline.core.rejection import child_draft_probs
 from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree, follow
-from paceline.verifiers.draft_probs import follow_picks, masked
+from paceline.verifiers.draft_probs import masked
 
 
 @final
@@ -37,7 +37,7 @@ class LossyLenient:
     def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
         """The longest accepted prefix of the chain and one token after it."""
         if not batch.sampling.any_sampled:  # every row is greedy
-            return follow_picks(tree, batch.picks(tree, scores.logits))
+            return batch.match(tree, batch.picks(tree, scores.logits))
         tree = masked(tree, scores)
         position = batch.length[:, None] + tree.depth  # of the token after each node
         p = batch.warp(scores.logits).softmax(-1)  # [B, N, V]

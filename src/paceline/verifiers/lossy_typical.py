@@ -10,7 +10,7 @@ import torch
 from paceline.core.batch import Batch
 from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.draft_probs import follow_picks, outcome_at
+from paceline.verifiers.draft_probs import outcome_at
 
 
 @final
@@ -36,7 +36,7 @@ class LossyTypical:
     def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
         """The longest accepted path and one token of the target after it."""
         if not batch.sampling.any_sampled:  # every row is greedy
-            return follow_picks(tree, batch.picks(tree, scores.logits))
+            return batch.match(tree, batch.picks(tree, scores.logits))
         position = batch.length[:, None] + tree.depth  # of the token after each node
         probs = batch.warp(scores.logits).softmax(-1)  # [B, N, V]
         bound = (self.delta * torch.exp(torch.xlogy(probs, probs).sum(-1))).clamp(max=self.epsilon)  # [B, N]

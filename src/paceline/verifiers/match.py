@@ -8,7 +8,6 @@ from typing import ClassVar, final
 from paceline.core.batch import Batch
 from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.draft_probs import follow_picks
 
 
 @final
@@ -26,4 +25,4 @@ class Match:
 
     def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
         """The path of matching nodes from the root, and the target's token after it."""
-        return follow_picks(tree, batch.picks(tree, scores.logits))
+        return batch.match(tree, batch.picks(tree, scores.logits))

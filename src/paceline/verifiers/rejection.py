@@ -9,7 +9,7 @@ from paceline.core.batch import Batch
 from paceline.core.rejection import verify_by_rejection
 from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.draft_probs import follow_picks, masked
+from paceline.verifiers.draft_probs import masked
 
 
 @final
@@ -30,6 +30,6 @@ class Rejection:
     def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
         """The longest accepted prefix of the chain and one token after it."""
         if not batch.sampling.any_sampled:  # every row is greedy
-            return follow_picks(tree, batch.picks(tree, scores.logits))
+            return batch.match(tree, batch.picks(tree, scores.logits))
         tree = masked(tree, scores)
         return verify_by_rejection(tree, batch.warp(scores.logits).softmax(-1), batch)

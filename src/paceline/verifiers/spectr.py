@@ -12,7 +12,7 @@ from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.draft_probs import follow_picks, masked, outcome_at
+from paceline.verifiers.draft_probs import masked, outcome_at
 
 BISECTIONS = 16  # of the interval [1, k]; their error costs acceptance, never the distribution
 
@@ -40,7 +40,7 @@ class SpecTr:
                 "the verifier 'spectr' needs drafts drawn from a distribution, and these have none; choose 'recursive'"
             )
         if not batch.sampling.any_sampled:  # every row is greedy
-            return follow_picks(tree, batch.picks(tree, scores.logits))
+            return batch.match(tree, batch.picks(tree, scores.logits))
         tree = masked(tree, scores)
         position = batch.length[:, None] + tree.depth  # of the token after each node
         target_probs = batch.warp(scores.logits).softmax(-1)  # [B, N, V]

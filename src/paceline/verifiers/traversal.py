@@ -12,7 +12,7 @@ from paceline.core.batch import Batch
 from paceline.core.noise import Stream
 from paceline.core.scores import Scores
 from paceline.core.tree import Draw, Outcome, Tree
-from paceline.verifiers.draft_probs import draft_probs_of, earlier_siblings, follow_picks, masked, outcome_at
+from paceline.verifiers.draft_probs import draft_probs_of, earlier_siblings, masked, outcome_at
 
 
 @final
@@ -33,7 +33,7 @@ class Traversal:
     def __call__(self, tree: Tree, scores: Scores, batch: Batch) -> Outcome:
         """The first accepted node in the order of the tests, the root last, and one token after it."""
         if not batch.sampling.any_sampled:  # every row is greedy
-            return follow_picks(tree, batch.picks(tree, scores.logits))
+            return batch.match(tree, batch.picks(tree, scores.logits))
         tree = masked(tree, scores)
         position = batch.length[:, None] + tree.depth  # of the token after each node
         residual = batch.warp(scores.logits).softmax(-1)  # [B, N, V] given the children rejected so far

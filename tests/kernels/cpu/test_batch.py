@@ -1,5 +1,7 @@
 """The kernel ends steps as plain operations do, whatever was drafted and decided."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -112,6 +114,25 @@ def test_extend_matches_torch_sequences_reports_and_counts(shape, seed):
             stats.record(tree, end)
         for name in COUNTERS:
             assert torch.equal(getattr(counts[0], name), getattr(counts[1], name)), name
+
+
+@pytest.mark.parametrize("chain", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_match_finds_the_path_that_torch_finds(shape, chain):
+    generator = torch.Generator().manual_seed(len(shape))
+    plain, ours = batches(generator)
+    lengths = torch.zeros(len(SHAPES[shape]) + 1, dtype=torch.int64)
+    for _ in range(40):
+        tree = decision(shape, plain, generator)[0]
+        tree = replace(tree, tokens=tree.tokens % 2)
+        if chain:
+            tree = Tree.make_chain(tree.tokens, tree.valid.cumprod(1).bool())
+        picks = torch.randint(0, 2, tree.tokens.shape, generator=generator)
+        one, other = (batch.match(tree, picks) for batch in (plain, ours))
+        for name in ("path", "num_committed", "next", "picks"):
+            assert torch.equal(getattr(one, name), getattr(other, name)), name
+        lengths += torch.bincount(other.num_committed - 1, minlength=len(lengths))
+    assert (lengths[: tree.max_depth + 1] > 0).all(), "some length that was never matched"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

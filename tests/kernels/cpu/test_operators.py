@@ -94,7 +94,8 @@ def step_samples():
     yield "exponential_race", (*fields, torch.randn(4, 70, dtype=torch.float64))
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         for wanted in (None, tree.valid):
-            yield "sample", flat(options, logits.to(dtype), batch.length[:, None] + tree.depth, wanted)
+            for offset in (None, batch.length):
+                yield "sample", flat(options, logits.to(dtype), tree.depth, offset, wanted)
         yield "argmax", (logits.to(dtype),)
         yield "warp", flat(options, logits.to(dtype))
         if dtype is not torch.float16:
@@ -110,6 +111,7 @@ def step_samples():
     yield "begin_chain", flat(columns, 3, 20)
     for rules in ((False, True, True), (True, False, False)):
         yield "ngram_chain", flat(columns, 3, 3, 1, *rules)
+    yield "match", (*shape[:-1], torch.full((ROWS, NODES), 5), 1)
     for counts in (None, batch.processing.counts):
         yield "extend", flat(columns, counts, *shape, *decided, 1, 2)
     for dtype in (torch.bfloat16, torch.float64):
@@ -213,7 +215,7 @@ def test_operators_run_on_fake_tensors(name):
             operator(name)(*fakes)
 
 
-STEP = ["forward", "process_tree", "sample", "extend", "record"]
+STEP = ["forward", "process_tree", "sample", "match", "extend", "record"]
 CASES = {
     "plain": (lambda: NoDrafter(), 0, STEP),
     "chain": (lambda: ModelDrafter(lm=CpuDecoder(tiny.target()[1])), 2, ["begin_chain", "draft_fused", *STEP]),

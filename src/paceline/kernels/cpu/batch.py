@@ -1,5 +1,5 @@
-"""The begin and end of a step by the CPU kernel: a chain's begin, prompt lookup, the extension, the counters, and the
-states that a draft head is to read.
+"""The begin and end of a step by the CPU kernel: a chain's begin, prompt lookup, what matches, the extension, the
+counters, and the states that a draft head is to read.
 
 R rows, N nodes, D depth of the tree.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.core.columns import Columns
 from paceline.core.step import HEADER
 from paceline.kernels.cpu.operators import entry, kernel_op, pointers_of, row_major
-from paceline.kernels.cpu.structs import Counters, Decision, RowView, Sequences, StateQueue
+from paceline.kernels.cpu.step_structs import Counters, Decision, Matched, RowView, Sequences, StateQueue
 
 BATCH = (
     "tokens",
@@ -85,6 +85,27 @@ def ngram_chain(
     pointers = (ctypes.c_void_p(tokens.data_ptr()), ctypes.c_void_p(valid.data_ptr()))
     entry(isa, "ngram_chain")(ctypes.byref(sequences), *numbers, *pointers)
     return tokens, valid
+
+
+@kernel_op(
+    lambda isa, tokens, parents, depth, valid, picks, max_depth: (
+        tokens.new_empty(len(tokens), max_depth),
+        tokens.new_empty(len(tokens)),
+        tokens.new_empty(len(tokens)),
+    )
+)
+def match(
+    isa: str, tokens: Tensor, parents: Tensor, depth: Tensor, valid: Tensor, picks: Tensor, max_depth: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The path [R, D], the number of committed tokens [R] and the next one [R] of Batch.match."""
+    rows, nodes = tokens.shape
+    path = torch.empty(rows, max_depth, dtype=torch.int64)
+    committed, following = (torch.empty(rows, dtype=torch.int64) for _ in range(2))
+    held = [row_major(field) for field in (tokens, parents, depth, valid, picks)]
+    views = (RowView(field.data_ptr(), field.stride(0)) for field in held)
+    outputs = (path.data_ptr(), committed.data_ptr(), following.data_ptr())
+    entry(isa, "match")(ctypes.byref(Matched(rows, nodes, max_depth, *views, *outputs)))
+    return path, committed, following
 
 
 @kernel_op(

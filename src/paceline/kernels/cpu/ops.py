@@ -67,13 +67,17 @@ class CpuOps(Ops):
     def pick(self, batch: BatchState, logits: Tensor, position: Tensor) -> Tensor:
         if not is_philox(batch.noise):
             return self._tensor_ops.pick(batch, logits, position)
-        return kernel.sample(self.isa, batch.sampling.columns, logits, position, None)
+        return kernel.sample(self.isa, batch.sampling.columns, logits, position, None, None)
 
     def picks(self, batch: BatchState, tree: Tree, logits: Tensor) -> Tensor:
         if not is_philox(batch.noise):
             return self._tensor_ops.picks(batch, tree, logits)
-        position = batch.length[:, None] + tree.depth
-        return kernel.sample(self.isa, batch.sampling.columns, logits, position, tree.valid)
+        return kernel.sample(self.isa, batch.sampling.columns, logits, tree.depth, batch.length, tree.valid)
+
+    def match(self, tree: Tree, picks: Tensor) -> Outcome:
+        draft = tree.tokens, tree.parents, tree.depth, tree.valid
+        path, num_committed, following = step.match(self.isa, *draft, picks, tree.max_depth)
+        return Outcome(path=path, num_committed=num_committed, next=following, picks=picks)
 
     def argmax(self, logits: Tensor) -> Tensor:
         return kernel.argmax(self.isa, logits)

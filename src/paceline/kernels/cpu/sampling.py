@@ -85,14 +85,16 @@ def _scores_of(logits: Tensor) -> Tensor:
     return logits.new_empty(logits.shape, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
-@kernel_op(lambda isa, sampling, logits, position, wanted: _tokens_of(logits), columns={"sampling": COLUMNS})
-def sample(isa: str, sampling: Columns, logits: Tensor, position: Tensor, wanted: Tensor | None) -> Tensor:
-    """The tokens [R, n] of Batch.pick for ``logits`` [R, n, V] and ``position`` [R, n] or [R, 1].
+@kernel_op(lambda isa, sampling, logits, position, offset, wanted: _tokens_of(logits), columns={"sampling": COLUMNS})
+def sample(
+    isa: str, sampling: Columns, logits: Tensor, position: Tensor, offset: Tensor | None, wanted: Tensor | None
+) -> Tensor:
+    """The tokens [R, n] of Batch.pick for ``logits`` [R, n, V] at ``position`` [R, n] or [R, 1], plus ``offset`` [R].
 
     Tokens that are not ``wanted`` [R, n] (None: all are) are 0.
     """
-    out = (torch.empty if wanted is None else torch.zeros)(logits.shape[:2], dtype=torch.int64)
-    _run(isa, "sample", pointers_of(sampling, sampling_options), logits, position, out, wanted)
+    out = torch.empty(logits.shape[:2], dtype=torch.int64)
+    _run(isa, "sample", pointers_of(sampling, sampling_options), logits, position, out, offset, wanted)
     return out
 
 
@@ -119,12 +121,13 @@ def _run(
     logits: Tensor,
     position: Tensor,
     out: Tensor,
+    offset: Tensor | None = None,
     wanted: Tensor | None = None,
 ) -> None:
     if logits.stride(-1) != 1:
         logits = logits.contiguous()
     rows, nodes, size = logits.shape
-    positions = position.expand(rows, nodes)
+    positions = position if position.shape == (rows, nodes) else position.expand(rows, nodes)
     batch = LogitsBatch(
         rows,
         nodes,
@@ -134,6 +137,7 @@ def _run(
         *logits.stride()[:2],
         positions.data_ptr(),
         *positions.stride(),
+        None if offset is None else offset.data_ptr(),
         out.data_ptr(),
     )
     if wanted is not None:

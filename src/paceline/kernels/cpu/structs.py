@@ -1,4 +1,7 @@
-"""ctypes mirrors of the C++ structs of the kernel library, field by field (src/step/program.h and others)."""
+"""ctypes mirrors of the C++ structs of the kernel library, field by field (src/step/program.h and others).
+
+Those of a step's begin and end are in step_structs.py.
+"""
 
 import ctypes
 from ctypes import Structure, c_double, c_int64, c_void_p
@@ -174,70 +177,6 @@ class FusedDraft(Structure):
     ]
 
 
-class RowView(Structure):
-    """Values per row, the rows ``step`` apart."""
-
-    __slots__ = ()
-
-    _fields_ = [("data", c_void_p), ("step", c_int64)]
-
-
-class Sequences(Structure):
-    """The sequences of a batch (core/batch); ``counts`` of their tokens may be null."""
-
-    __slots__ = ()
-
-    _fields_ = [
-        *((name, c_int64) for name in "rows width stops max_depth head vocab".split()),
-        *(
-            (name, c_void_p)
-            for name in "tokens length limit steps num_draft planned notes stop finish report active counts".split()
-        ),
-    ]
-
-
-class Decision(Structure):
-    """The draft tree and the verifier's decision (core/tree)."""
-
-    __slots__ = ()
-
-    _fields_ = [
-        *((name, c_int64) for name in "nodes depth no_draft_reason".split()),
-        *((name, RowView) for name in "tokens parents levels valid origin path".split()),
-        *((name, c_void_p) for name in "committed next num".split()),
-    ]
-
-
-class Counters(Structure):
-    """Per-row counters (core/stats)."""
-
-    __slots__ = ()
-
-    _fields_ = [
-        *((name, c_int64) for name in "rows max_depth".split()),
-        *((name, c_void_p) for name in "steps emitted drafted accepted".split()),
-    ]
-
-
-class StateQueue(Structure):
-    """What is appended to a queue of hidden states (core/ops); ``path`` and ``first`` may be null.
-
-    ``states``: of each tap its address, and the steps of rows and of nodes and the size of a state in bytes. Steps:
-    ``path``'s in elements, the queue's in bytes.
-    """
-
-    __slots__ = ()
-
-    _fields_ = [
-        *((name, c_int64) for name in "rows num_states".split()),
-        *((name, c_void_p) for name in ("states", "path")),
-        ("path_step", c_int64),
-        *((name, c_void_p) for name in "first until queue".split()),
-        ("queue_row_step", c_int64),
-        ("count", c_void_p),
-    ]
-
-
 class SamplingOptions(Structure):
     """The rows' sampling options (core/sampling)."""
 
@@ -262,7 +201,7 @@ class LogitsBatch(Structure):
         *((name, c_int64) for name in "row_step step".split()),
         ("position", c_void_p),
         *((name, c_int64) for name in "position_row_step position_step".split()),
-        *((name, c_void_p) for name in ("out", "wanted")),
+        *((name, c_void_p) for name in ("offset", "out", "wanted")),
         *((name, c_int64) for name in ("wanted_row_step", "wanted_step")),
     ]
 

@@ -29,6 +29,7 @@ struct LogitsBatch {
     int64_t row_step, step;
     const int64_t *position;
     int64_t position_row_step, position_step;
+    const int64_t *offset;  // of each row, added to its positions; null: 0
     void *out;
     const uint8_t *wanted;  // which nodes; null: all
     int64_t wanted_row_step, wanted_step;
@@ -207,8 +208,12 @@ void for_each_node(const LogitsBatch &c, With visit) {
         for (int64_t entry = begin; entry < end; entry++) {
             static thread_local SortBuffers<Acc<T>> buffers;
             const int64_t row = entry / c.nodes, node = entry % c.nodes;
-            if (!c.wants(row, node)) continue;
-            const int64_t position = c.position[row * c.position_row_step + node * c.position_step];
+            if (!c.wants(row, node)) {  // only of tokens
+                ((int64_t *)c.out)[entry] = 0;
+                continue;
+            }
+            const int64_t position =
+                c.position[row * c.position_row_step + node * c.position_step] + (c.offset ? c.offset[row] : 0);
             visit(row, position, (const T *)c.logits + row * c.row_step + node * c.step, entry, buffers);
         }
     });

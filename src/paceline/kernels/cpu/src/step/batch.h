@@ -1,9 +1,10 @@
-// The begin and end of a step: core/batch.py's begin_chain and extend, core/stats.py's record. kernels/cpu/structs.py
-// mirrors it.
+// The begin and end of a step: core/batch.py's begin_chain, match and extend, core/stats.py's record.
+// kernels/cpu/step_structs.py mirrors it.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 namespace paceline {
 
@@ -26,6 +27,12 @@ struct Decision {
     RowView tokens, parents, levels, valid, origin, path;
     const int64_t *committed, *next;
     int64_t *num;  // output: committed, clipped
+};
+
+struct Matched {
+    int64_t rows, nodes, depth;
+    RowView tokens, parents, levels, valid, picks;
+    int64_t *path, *committed, *next;  // outputs
 };
 
 struct Counters {
@@ -51,6 +58,29 @@ inline void begin_chain(const Sequences &t, int64_t depth, int64_t longest, int6
             *tokens = at ? 0 : t.tokens[row * t.width + length - 1];
             *valid = t.active[row] && (at == 0 || at <= max_draft);
         }
+    }
+}
+
+// Node n is reached if every node on its path is valid and is what the target picked after its parent. The deepest of
+// them, the first of equally deep ones, ends the path.
+inline void match(const Matched &t) {
+    static thread_local std::vector<uint8_t> reached;
+    reached.resize(t.nodes);
+    for (int64_t row = 0; row < t.rows; row++) {
+        int64_t leaf = 0;
+        reached[0] = true;
+        for (int64_t n = 1; n < t.nodes; n++) {
+            const int64_t parent = std::max<int64_t>(t.parents.integer(row, n), 0);
+            reached[n] = t.valid.flag(row, n) && reached[parent] &&
+                         t.tokens.integer(row, n) == t.picks.integer(row, parent);
+            if (reached[n] && t.levels.integer(row, n) > t.levels.integer(row, leaf)) leaf = n;
+        }
+        const int64_t length = t.levels.integer(row, leaf);
+        t.committed[row] = length + 1;
+        t.next[row] = t.picks.integer(row, leaf);
+        int64_t *path = t.path + row * t.depth;
+        std::fill(path, path + t.depth, -1);
+        for (int64_t n = leaf; n > 0; n = t.parents.integer(row, n)) path[t.levels.integer(row, n) - 1] = n;
     }
 }
 

@@ -1,5 +1,5 @@
-// Hidden states along the accepted path, queued for a draft head: core/ops.py's queue_states. kernels/cpu/structs.py
-// mirrors it.
+// Hidden states along the accepted path, queued for a draft head: core/ops.py's queue_states.
+// kernels/cpu/step_structs.py mirrors it.
 #pragma once
 
 #include <algorithm>

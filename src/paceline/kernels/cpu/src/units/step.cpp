@@ -19,6 +19,7 @@ PACELINE_API void paceline_ngram_chain(const Sequences *batch, int32_t depth, in
                                        int32_t first, int32_t wrap, int32_t crop, int64_t *tokens, uint8_t *valid) {
     ngram_chain(*batch, depth, {max_ngram, min_ngram, first != 0, wrap != 0, crop != 0}, tokens, valid);
 }
+PACELINE_API void paceline_match(const Matched *matched) { match(*matched); }
 PACELINE_API void paceline_extend(const Sequences *batch, const Decision *decision) { extend(*batch, *decision); }
 PACELINE_API void paceline_record(const Counters *counters, const Decision *decision) { record(*counters, *decision); }
 PACELINE_API void paceline_queue_states(const StateQueue *queue) { queue_states(*queue); }
