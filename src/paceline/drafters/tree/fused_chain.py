@@ -3,8 +3,10 @@
 B rows, D depth.
 """
 
+from dataclasses import replace
 from typing import Protocol, final
 
+import torch
 from torch import Tensor
 
 from paceline.core.batch import Batch
@@ -24,13 +26,15 @@ class ChainDrafter(Protocol):
 class FusedChain:
     """Drafts the chains of ``grower`` without scoring node by node.
 
-    Tokens are the likeliest if ``greedy``, else as the model draws them: the batch's own picks where nothing else is
-    agreed on.
+    Tokens are the likeliest if those are what the verifier wants, else as the model draws them: the batch's own picks
+    where nothing else is agreed on.
     """
 
-    def __init__(self, grower: TopologyGrower, *, greedy: bool) -> None:
-        self.grower, self.greedy = grower, greedy
-        self.depth = len(grower.depths)
+    def __init__(self, grower: TopologyGrower, context: DrafterContext) -> None:
+        self.depth, self.greedy = len(grower.depths), context.draw is Draw.FIXED
+        tokens = torch.zeros(context.rows, 1 + self.depth, dtype=torch.int64, device=context.device)
+        self.tree = grower.topology.tree(tokens, tokens.bool())  # but for tokens and validity that of every step
+        self.forest_index = grower.forest_index.expand(context.rows, -1)
 
     def grow(
         self, batch: Batch, draft: ChainDrafter, no_draft_reason: NoDraft, *, max_context: int | None = None
@@ -39,14 +43,12 @@ class FusedChain:
         tokens, valid = batch.begin_chain(self.depth, longest=max_context)
         if not draft(batch, tokens, valid, greedy=self.greedy):
             return None
-        return GrownTree(
-            tree=self.grower.topology.tree(tokens, valid, no_draft_reason=no_draft_reason),
-            forest_index=self.grower.forest_index.expand_as(tokens),
-        )
+        tree = replace(self.tree, tokens=tokens, valid=valid, no_draft_reason=no_draft_reason)
+        return GrownTree(tree=tree, forest_index=self.forest_index)
 
 
 def fused_chain(grower: TreeGrower, context: DrafterContext, draws: frozenset[Draw]) -> FusedChain | None:
     """Drafts the trees of ``grower`` in one call; None if they are no chains, or the model does not draw tokens so."""
     if not isinstance(grower, TopologyGrower) or not grower.topology.chain or grower.topology.max_depth == 0:
         return None
-    return FusedChain(grower, greedy=context.draw is Draw.FIXED) if context.draw in draws else None
+    return FusedChain(grower, context) if context.draw in draws else None
