@@ -102,6 +102,13 @@ class Ops(ABC):
         queue has after its last state is undefined.
         """
 
+    @abstractmethod
+    def keep_last(self, states: Tensor, path: Tensor | None, num: Tensor, kept: Tensor) -> None:
+        """Append ``num`` [R] states to the last ones of each row, ``kept`` [R, s, H], which stay s.
+
+        They are the first of ``states`` [R, N, H], or, with ``path`` [R, D], those of the root and of the path.
+        """
+
 
 @final
 class TensorOps(Ops):
@@ -221,6 +228,11 @@ class TensorOps(Ops):
         at = torch.where(added, count[:, None] + index - first[:, None], queue.shape[1] - 1)
         queue.index_put_((torch.arange(len(queue), device=queue.device)[:, None], at), joined)
         count.add_(until - first)
+
+    def keep_last(self, states: Tensor, path: Tensor | None, num: Tensor, kept: Tensor) -> None:
+        joined = torch.cat((kept, states if path is None else along_path(states, path)), dim=1)  # [R, s + n, H]
+        last = num[:, None] + torch.arange(kept.shape[1], device=kept.device)
+        kept.copy_(joined.gather(1, last[..., None].expand(-1, -1, joined.shape[-1])))
 
 
 def _no_draft_reasons(batch: BatchState, tree: Tree) -> Tensor:

@@ -66,14 +66,7 @@ class FeatureDrafter(GrowingDrafter):
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
         """One hidden state per row; the cache of a decoder without layers is empty."""
         self.cache = self.lm.new_cache(context.rows, 1).view()
-        self.states = LastHiddenStates(
-            tap=self.head.taps[0],
-            count=1,
-            rows=context.rows,
-            hidden_size=self.head.hidden_size,
-            dtype=context.cache.dtype,
-            device=context.device,
-        )
+        self.states = LastHiddenStates(context, tap=self.head.taps[0], count=1, hidden_size=self.head.hidden_size)
         # While a draft grows: the states [B, n, W] of the nodes that were scored last, where the first of them is in
         # the forest, and their depth, 0 being the root's.
         self.scored: tuple[Tensor, int, int] | None = None

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from paceline.core.admission import Admission
+from paceline.core.ops import TensorOps
 from paceline.core.tree import Outcome, Tree
-from paceline.drafters.hidden_states import path_hidden
+from paceline.drafters.base import DrafterContext
 
 
 @final
@@ -21,12 +22,11 @@ class LastHiddenStates:
     For a sequence with a shared prefix, the target must read the last ``count`` tokens again (Drafter.num_reread).
     """
 
-    def __init__(
-        self, *, tap: int, count: int, rows: int, hidden_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.tap = tap
-        self.states = torch.zeros(rows, count, hidden_size, dtype=dtype, device=device)  # [R, s, H]
-        self.index = torch.arange(count, device=device)
+    def __init__(self, context: DrafterContext, *, tap: int, count: int, hidden_size: int) -> None:
+        self.tap, self.ops = tap, context.ops or TensorOps()
+        shape = context.rows, count, hidden_size
+        self.states = torch.zeros(shape, dtype=context.cache.dtype, device=context.device)  # [R, s, H]
+        self.index = torch.arange(count, device=context.device)
 
     def admit(self, admission: Admission, hidden: Mapping[int, Tensor]) -> None:
         """Set the states before the roots of the admitted rows from ``hidden`` of Drafter.prefill."""
@@ -41,10 +41,9 @@ class LastHiddenStates:
 
     def update(self, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Append the states of the root and of each row's accepted path."""
-        self.append(path_hidden(hidden, self.tap, tree, outcome), outcome.num_committed)
+        path = None if tree.chain else outcome.path
+        self.ops.keep_last(hidden[self.tap], path, outcome.num_committed, self.states)
 
     def append(self, states: Tensor, count: Tensor) -> None:
         """Append the first ``count`` [R] of ``states`` [R, n, H]."""
-        states = torch.cat((self.states, states), dim=1)  # [R, s + n, H]
-        last = count[:, None] + self.index
-        self.states.copy_(states.gather(1, last[..., None].expand(-1, -1, states.shape[-1])))
+        self.ops.keep_last(states, None, count, self.states)

@@ -54,14 +54,7 @@ class LinearProphetDrafter(GrowingDrafter):
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
         """One hidden state per row."""
         depth = self.head.sizes.depth
-        self.states = LastHiddenStates(
-            tap=self.head.taps[0],
-            count=1,
-            rows=context.rows,
-            hidden_size=self.head.hidden_size,
-            dtype=context.cache.dtype,
-            device=context.device,
-        )
+        self.states = LastHiddenStates(context, tap=self.head.taps[0], count=1, hidden_size=self.head.hidden_size)
         self.ready = torch.ones(context.rows, depth, dtype=torch.bool, device=context.device)
         self.tokens = torch.zeros(context.rows, depth, dtype=torch.int64, device=context.device)
         self.cache = self.lm.new_cache(context.rows, depth).view()  # of no layers

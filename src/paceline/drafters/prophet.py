@@ -55,14 +55,7 @@ class ProphetDrafter(GrowingDrafter):
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
         """The last states and a cache of a few slots per row."""
         count, device = self.head.sizes.num_states, context.device
-        self.states = LastHiddenStates(
-            tap=self.head.taps[0],
-            count=count,
-            rows=context.rows,
-            hidden_size=self.head.hidden_size,
-            dtype=context.cache.dtype,
-            device=device,
-        )
+        self.states = LastHiddenStates(context, tap=self.head.taps[0], count=count, hidden_size=self.head.hidden_size)
         self.ready = (torch.arange(count + 1, device=device) < count).expand(context.rows, -1)
         self.input_projection = InputProjection(norm=self.head.norm, product=self.head.project)
         self.count = torch.full((context.rows,), count, device=device)

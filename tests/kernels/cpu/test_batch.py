@@ -157,6 +157,25 @@ def test_queue_of_states_matches_torch(shape, dtype):
         assert queues[0][row, :count].any(-1).all()
 
 
+@pytest.mark.parametrize("count", [1, 3, 9])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_last_states_match_torch(shape, count):
+    generator = torch.Generator().manual_seed(count)
+    batch = batches(generator)[0]
+    kept = [torch.randn(ROWS, count, 6, generator=generator).bfloat16()]
+    kept.append(kept[0].clone())
+    for _ in range(6):
+        tree, outcome = decision(shape, batch, generator)
+        states = torch.randn(ROWS, tree.num_nodes, 9, generator=generator).bfloat16()[..., 2:8]
+        num = torch.where(torch.arange(ROWS) == 2, 0, outcome.num_committed)
+        before = kept[0].clone()
+        for path in (outcome.path, None):
+            for ops, own in zip((TensorOps(), CpuOps()), kept, strict=True):
+                ops.keep_last(states, path, num, own)
+            assert torch.equal(*kept)
+        assert torch.equal(kept[0][2], before[2]) and not torch.equal(kept[0], before)
+
+
 def test_falls_back_to_torch_without_a_compiler(monkeypatch):
     def fail():
         raise KernelError("no C++ compiler")

@@ -119,6 +119,7 @@ def step_samples():
         for path, first in ((None, None), (decided[0], torch.tensor([1, 0]))):
             queue, count = torch.zeros(ROWS, 9, 5, dtype=dtype), torch.tensor([3, 0])
             yield "queue_states", (states, path, first, decided[1], queue, count)
+            yield "keep_last", (states[0], path, decided[1], torch.zeros(ROWS, 2, 2, dtype=dtype))
     yield "record", flat(stats.columns, *shape, *decided, 1)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.core.columns import Columns
 from paceline.core.step import HEADER
 from paceline.kernels.cpu.operators import entry, kernel_op, pointers_of, row_major
-from paceline.kernels.cpu.step_structs import Counters, Decision, Matched, RowView, Sequences, StateQueue
+from paceline.kernels.cpu.step_structs import Counters, Decision, LastStates, Matched, RowView, Sequences, StateQueue
 
 BATCH = (
     "tokens",
@@ -199,6 +199,24 @@ def queue_states(
         count.data_ptr(),
     )
     entry(isa, "queue_states")(ctypes.byref(called))
+
+
+@kernel_op(lambda isa, states, path, num, kept: None, mutates=["kept"])
+def keep_last(isa: str, states: Tensor, path: Tensor | None, num: Tensor, kept: Tensor) -> None:
+    """See Ops.keep_last; ``states`` have the dtype of ``kept``."""
+    size, states, num = kept.element_size(), row_major(states), num.contiguous()
+    path = None if path is None else row_major(path)
+    called = LastStates(
+        *kept.shape[:2],
+        size * kept.shape[2],
+        states.data_ptr(),
+        *(size * step for step in states.stride()[:2]),
+        *((None, 0) if path is None else (path.data_ptr(), path.stride(0))),
+        num.data_ptr(),
+        kept.data_ptr(),
+        size * kept.stride(0),
+    )
+    entry(isa, "keep_last")(ctypes.byref(called))
 
 
 def _decide(

@@ -134,6 +134,12 @@ class CpuOps(Ops):
         else:
             step.queue_states(self.isa, list(states), path, first, until, queue, count)
 
+    def keep_last(self, states: Tensor, path: Tensor | None, num: Tensor, kept: Tensor) -> None:
+        if states.dtype != kept.dtype:
+            self._tensor_ops.keep_last(states, path, num, kept)
+        else:
+            step.keep_last(self.isa, states, path, num, kept)
+
 
 def _fits(batch: BatchState, logits: Tensor) -> bool:
     """Whether the kernel can process ``logits``."""

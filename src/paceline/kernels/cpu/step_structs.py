@@ -79,3 +79,22 @@ class StateQueue(Structure):
         ("queue_row_step", c_int64),
         ("count", c_void_p),
     ]
+
+
+class LastStates(Structure):
+    """What is appended to the last hidden states of each row (core/ops), with steps and sizes in bytes.
+
+    ``path`` may be null; its step is in elements.
+    """
+
+    __slots__ = ()
+
+    _fields_ = [
+        *((name, c_int64) for name in "rows count size".split()),
+        ("states", c_void_p),
+        *((name, c_int64) for name in "row_step step".split()),
+        ("path", c_void_p),
+        ("path_step", c_int64),
+        *((name, c_void_p) for name in "num kept".split()),
+        ("kept_row_step", c_int64),
+    ]

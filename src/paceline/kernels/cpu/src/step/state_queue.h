@@ -1,4 +1,4 @@
-// Hidden states along the accepted path, queued for a draft head: core/ops.py's queue_states.
+// Hidden states along the accepted path, for draft heads: core/ops.py's queue_states and keep_last.
 // kernels/cpu/step_structs.py mirrors it.
 #pragma once
 
@@ -24,6 +24,18 @@ struct StateQueue {
     int64_t *count;
 };
 
+// Steps and size in bytes, path_step in elements.
+struct LastStates {
+    int64_t rows, count, size;
+    const char *states;
+    int64_t row_step, step;
+    const int64_t *path;  // as above
+    int64_t path_step;
+    const int64_t *num;  // of each row, to be appended
+    char *kept;          // the last count of each row
+    int64_t kept_row_step;
+};
+
 inline void queue_states(const StateQueue &q) {
     for (int64_t row = 0; row < q.rows; row++) {
         int64_t size = 0;
@@ -39,6 +51,19 @@ inline void queue_states(const StateQueue &q) {
             }
         }
         q.count[row] += q.until[row] - first;
+    }
+}
+
+inline void keep_last(const LastStates &t) {
+    for (int64_t row = 0; row < t.rows; row++) {
+        char *kept = t.kept + row * t.kept_row_step;
+        const int64_t num = t.num[row], old = std::max<int64_t>(t.count - num, 0);
+        std::memmove(kept, kept + num * t.size, old * t.size);
+        for (int64_t i = old; i < t.count; i++) {
+            const int64_t at = num - t.count + i;
+            const int64_t node = at && t.path ? std::max<int64_t>(t.path[row * t.path_step + at - 1], 0) : at;
+            std::memcpy(kept + i * t.size, t.states + row * t.row_step + node * t.step, t.size);
+        }
     }
 }
 

@@ -23,3 +23,4 @@ PACELINE_API void paceline_match(const Matched *matched) { match(*matched); }
 PACELINE_API void paceline_extend(const Sequences *batch, const Decision *decision) { extend(*batch, *decision); }
 PACELINE_API void paceline_record(const Counters *counters, const Decision *decision) { record(*counters, *decision); }
 PACELINE_API void paceline_queue_states(const StateQueue *queue) { queue_states(*queue); }
+PACELINE_API void paceline_keep_last(const LastStates *states) { keep_last(*states); }
