@@ -16,7 +16,7 @@ def logits(seed, count=N, scale=2.0):
 
 def loss_inputs(own, wanted):
     text = torch.arange(len(own)) % V
-    return LossInputs(draft=own.log_softmax(-1), target=wanted.log_softmax(-1), next_token=text)
+    return LossInputs.of(own.log_softmax(-1), wanted.log_softmax(-1), text)
 
 
 def reference(name, q, p, text):

@@ -17,6 +17,7 @@ from paceline import __version__
 from paceline.core.context import Context
 from paceline.core.request import Request
 from paceline.models.fingerprint import fingerprint
+from paceline.models.memory import keep_freed_memory
 from paceline.text.tokenizer import load_tokenizer
 from paceline.train.acceptance import requests_of
 from paceline.train.config import TrainConfig
@@ -76,6 +77,8 @@ class Run:
         self.resumed_from = 0  # steps that were done before ``train``
         self.strategy = open_strategy(config.distributed, device=config.device)
         device = self.strategy.device
+        if device.type == "cpu":
+            keep_freed_memory()
         self.target = build_target(config.target, seed=config.seed, device=device, draft=config.draft)
         self.draft = None
         if config.draft is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.models.native.decoder import DecoderLM
 from paceline.train.batches import TrainBatch
 from paceline.train.data.config import Section
-from paceline.train.tasks.losses import recomputed
+from paceline.train.tasks.positions import recomputed
 from paceline.train.tasks.terms import LossTerm, next_token_term
 
 

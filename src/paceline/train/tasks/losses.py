@@ -10,11 +10,11 @@ from typing import NamedTuple, TypeAlias, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+
+from paceline.train.tasks.positions import by_position, finite
 
 OUTSIDE = -100
 TOP_K = 10  # of the paper
-LEAST_LOGIT = -1e30
 ETA = 3.0  # how fast the LK mixture moves from KL divergence to total variation
 
 
@@ -24,12 +24,21 @@ class LossInputs:
 
     draft: Tensor  # [N, V] log q
     target: Tensor  # [N, V] log p
+    target_probs: Tensor  # [N, V] p
+    likeliest: Tensor  # [N] the target's argmax
     next_token: Tensor  # [N] the next token of the data; OUTSIDE where the draft's vocabulary lacks it
+
+    @classmethod
+    def of(cls, draft: Tensor, target: Tensor, next_token: Tensor) -> "LossInputs":
+        """Of log probabilities."""
+        with torch.no_grad():
+            probs, likeliest = target.exp(), target.argmax(-1)
+        return cls(draft=draft, target=target, target_probs=probs, likeliest=likeliest, next_token=next_token)
 
     @property
     def acceptance(self) -> Tensor:
         """Acceptance probability of a lossless verifier, the sum of min(p, q): [N]."""
-        return torch.minimum(self.draft, self.target).exp().sum(-1)
+        return torch.minimum(self.draft.exp(), self.target_probs).sum(-1)
 
 
 Loss: TypeAlias = Callable[[LossInputs], Tensor]  # [N]
@@ -42,12 +51,12 @@ def data_cross_entropy(inputs: LossInputs) -> Tensor:
 
 def argmax_cross_entropy(inputs: LossInputs) -> Tensor:
     """Cross-entropy of the target's argmax, which optimises greedy acceptance."""
-    return F.nll_loss(inputs.draft, inputs.target.argmax(-1), reduction="none")
+    return F.nll_loss(inputs.draft, inputs.likeliest, reduction="none")
 
 
 def kl_divergence(inputs: LossInputs) -> Tensor:
     """KL(target || draft)."""
-    return F.kl_div(inputs.draft, inputs.target, log_target=True, reduction="none").sum(-1)
+    return (inputs.target_probs * (inputs.target - inputs.draft)).sum(-1)
 
 
 def top_k_cross_entropy(inputs: LossInputs) -> Tensor:
@@ -60,7 +69,7 @@ def top_k_cross_entropy(inputs: LossInputs) -> Tensor:
 
 def total_variation(inputs: LossInputs) -> Tensor:
     """Half the sum of abs(p - q): the probability that a draft is rejected."""
-    return 0.5 * (inputs.draft.exp() - inputs.target.exp()).abs().sum(-1)
+    return 0.5 * (inputs.draft.exp() - inputs.target_probs).abs().sum(-1)
 
 
 def acceptance_loss(inputs: LossInputs) -> Tensor:
@@ -105,11 +114,11 @@ class LossOutput(NamedTuple):
 class DistillationLoss:
     """A weighted sum of losses: ``terms`` maps names in LOSSES to weights. Raises ValueError for other names.
 
-    Computed in float32 for logits of any dtype. At most ``chunk`` positions are held at once and recomputed in the
-    backward pass.
+    Computed in float32 for logits of any dtype, for at most ``chunk`` positions at a time (None: as many as suit the
+    device), with their gradient.
     """
 
-    def __init__(self, *, terms: Mapping[str, float], chunk: int = 1024) -> None:
+    def __init__(self, *, terms: Mapping[str, float], chunk: int | None = None) -> None:
         self.terms = [(LOSSES[name], weight) for name, weight in check_terms(terms).items()]
         self.chunk = chunk
 
@@ -122,37 +131,20 @@ class DistillationLoss:
         distribution over them, and 0 where the target's argmax is none of them (EAGLE-3, 2503.01840); acceptance and
         argmax are those of the whole vocabulary.
         """
-        if len(draft) <= self.chunk:
-            return self._chunk_loss(draft, target, index, next_token, draft_ids)
-        chunks = zip(draft.split(self.chunk), index.split(self.chunk), next_token.split(self.chunk), strict=True)
-        outputs = [
-            checkpoint(
-                self._chunk_loss,
-                logits,
-                target,
-                rows,
-                tokens,
-                draft_ids,
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
-            for logits, rows, tokens in chunks
-        ]
-        return LossOutput(*(torch.cat(column) for column in zip(*outputs, strict=True)))
 
-    def _chunk_loss(
-        self, draft: Tensor, target: Tensor, index: Tensor, next_token: Tensor, draft_ids: Tensor | None
-    ) -> LossOutput:
-        with torch.no_grad():
-            log_probs = _finite(target[index]).log_softmax(-1)
-        own = _finite(draft).log_softmax(-1)
-        if draft_ids is not None:
-            return self._restricted_loss(own, log_probs, next_token, draft_ids)
-        inputs = LossInputs(draft=own, target=log_probs, next_token=next_token)
-        loss = self._sum(inputs)
-        with torch.no_grad():
-            greedy = (inputs.draft.argmax(-1) == inputs.target.argmax(-1)).float()
-            return LossOutput(loss, inputs.acceptance, greedy)
+        def compute(logits: Tensor, part: slice) -> LossOutput:
+            with torch.no_grad():
+                wanted = finite(target[index[part]]).log_softmax(-1)
+            own = logits.log_softmax(-1)
+            if draft_ids is not None:
+                return self._restricted_loss(own, wanted, next_token[part], draft_ids)
+            inputs = LossInputs.of(own, wanted, next_token[part])
+            loss = self._sum(inputs)
+            with torch.no_grad():
+                greedy = (own.argmax(-1) == inputs.likeliest).float()
+                return LossOutput(loss, inputs.acceptance, greedy)
+
+        return LossOutput(*by_position(compute, draft, chunk=self.chunk))
 
     def _restricted_loss(self, draft: Tensor, target: Tensor, next_token: Tensor, draft_ids: Tensor) -> LossOutput:
         """Log-probabilities ``draft`` [N, K] of ``draft_ids`` against ``target`` [N, V]."""
@@ -161,7 +153,7 @@ class DistillationLoss:
             at = torch.searchsorted(draft_ids, next_token).clamp(max=len(draft_ids) - 1)
             at = torch.where(draft_ids[at] == next_token, at, OUTSIDE)
             learned = torch.isin(likeliest, draft_ids)
-        loss = self._sum(LossInputs(draft=draft, target=inside.log_softmax(-1), next_token=at))
+        loss = self._sum(LossInputs.of(draft, inside.log_softmax(-1), at))
         with torch.no_grad():
             acceptance = torch.minimum(draft, inside).exp().sum(-1)
             greedy = (draft_ids[draft.argmax(-1)] == likeliest).float()
@@ -171,25 +163,15 @@ class DistillationLoss:
         return torch.stack([weight * term(inputs) for term, weight in self.terms]).sum(0)
 
 
-def _finite(logits: Tensor) -> Tensor:
-    """In single precision, without minus infinities: 0 times the difference of two of them would be NaN."""
-    return logits.float().clamp(min=LEAST_LOGIT)
+def _places(draft_ids: Tensor, tokens: Tensor) -> Tensor:
+    """Where ``tokens`` are in ``draft_ids``, which ascend; any place for those that are not."""
+    return torch.searchsorted(draft_ids, tokens).clamp(max=len(draft_ids) - 1)
 
 
-def cross_entropy(logits: Tensor, next_token: Tensor, *, chunk: int = 1024) -> Tensor:
+def cross_entropy(logits: Tensor, next_token: Tensor, *, chunk: int | None = None) -> Tensor:
     """Cross-entropy of ``next_token`` [N] under ``logits`` [N, V] in nats: [N]; in chunks as above."""
-    if len(logits) <= chunk:
-        return _cross_entropy(logits, next_token)
-    chunks = zip(logits.split(chunk), next_token.split(chunk), strict=True)
-    return torch.cat([recomputed(_cross_entropy, part, tokens) for part, tokens in chunks])
 
+    def compute(rows: Tensor, part: slice) -> tuple[Tensor]:
+        return (F.cross_entropy(rows, next_token[part], reduction="none"),)
 
-def recomputed(function: Callable[..., Tensor], *inputs: object) -> Tensor:
-    """The result of ``function``, whose intermediate values are computed again in the backward pass."""
-    output = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
-    assert isinstance(output, Tensor)
-    return output
-
-
-def _cross_entropy(logits: Tensor, next_token: Tensor) -> Tensor:
-    return F.cross_entropy(logits.float(), next_token, reduction="none")
+    return by_position(compute, logits, chunk=chunk)[0]
