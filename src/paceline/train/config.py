@@ -103,11 +103,10 @@ class BatchSection(Section):
 
 
 class LossSection(Section):
-    """Weighted losses against the target's distribution; ``chunk`` positions are held in float32 at once (None: as many as suit
-    the device)."""
+    """Weighted losses against the target's distribution; ``chunk`` positions are held in float32 at once."""
 
     terms: dict[str, PositiveFloat] = Field(default={"kl": 0.5, "argmax": 0.5})
-    chunk: PositiveInt | None = None
+    chunk: PositiveInt | None = None  # None: as many as suit the device
     rows: PositiveInt = 1  # rows that a head unrolls at once
 
     @model_validator(mode="after")

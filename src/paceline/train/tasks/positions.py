@@ -8,7 +8,6 @@ from typing import Any, TypeAlias, cast, final
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 LEAST_LOGIT = -1e30
@@ -28,7 +27,7 @@ def by_position(compute: Compute, logits: Tensor, *, chunk: int | None = None) -
         fits = max(1, CHUNK_BYTES // (4 * max(1, logits.shape[-1])))
         chunk = fits if logits.device.type == "cpu" else CHUNK
     if torch.compiler.is_compiling():  # which cannot trace a gradient within a forward pass
-        parts = [slice(first, first + chunk) for first in range(0, len(logits), chunk)]
+        parts = [slice(first, first + chunk) for first in range(0, max(1, len(logits)), chunk)]
         found = [recomputed(compute, finite(logits[part]), part) for part in parts]
         return tuple(torch.cat(column) for column in zip(*found, strict=True))
     return cast(tuple[Tensor, ...], _WithGradient.apply(logits, compute, chunk))
@@ -56,9 +55,8 @@ class _WithGradient(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, weight: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        weight, (gradient,) = grad_outputs[0], ctx.saved_tensors
         for rows, factor in zip(gradient.split(ctx.chunk), weight.split(ctx.chunk), strict=True):
             rows.copy_(rows * factor[:, None] if rows.dtype == factor.dtype else rows.float() * factor[:, None])
         return gradient, None, None
