@@ -80,18 +80,25 @@ class TargetSection(ModelSection):
 
 
 class HeadSection(Section):
-    """A draft head: its kind, its configuration, and its share of the loss."""
+    """A draft head: its kind or one that is trained on, its configuration, and its share of the loss."""
 
-    kind: str
+    kind: str | None = None  # None: that of ``path``
+    path: Path | None = None  # a head of the target, in any format that is read, whose weights it begins with
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]+$")  # of its directory; None: the kind
-    config: dict[str, Any] = Field(default={})
+    config: dict[str, Any] = Field(default={})  # what differs from the defaults, or from that of ``path``
     weight: NonNegativeFloat = 1.0  # 0: nothing is trained for it, and it must have no weights of its own
     detach: bool = False  # its gradient stops at the target's hidden states
     depth_weights: tuple[NonNegativeFloat, ...] | None = None
 
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if self.kind is None and self.path is None:
+            raise ValueError("give kind, of a new head, or path, a directory of one that is trained on")
+        return self
+
     @property
     def directory(self) -> str:
-        return self.name or self.kind
+        return self.name or self.kind or (self.path or Path()).name
 
 
 class BatchSection(Section):

@@ -12,6 +12,7 @@ from paceline.core.noise import split_seed
 from paceline.draft_heads import DRAFT_HEADS
 from paceline.draft_heads.base import DraftHead
 from paceline.draft_heads.draft_vocab import most_frequent
+from paceline.draft_heads.files import load_head
 from paceline.models import hub
 from paceline.models.copied_layers import copy_layers, smaller_config
 from paceline.models.directory import is_hub_id, read_config
@@ -96,13 +97,24 @@ def build_draft(section: DraftSection, target: LoadedModel, *, seed: int, device
 
 def build_head(section: HeadSection, target: DecoderLM, *, seed: int, index: int) -> DraftHead:
     """The head at ``index`` of the list; its own parameters in float32. Raises ConfigError naming the field."""
-    kind: type[DraftHead] = DRAFT_HEADS.find(section.kind)
+    begun = None if section.path is None else load_head(section.path, target, target_name="this run's target")
+    if begun is not None and section.kind not in (None, begun.kind):
+        raise ConfigError(
+            f"heads.{index}.kind={section.kind}: {section.path} is a head of kind {begun.kind}; leave one out"
+        )
+    kind: type[DraftHead] = type(begun) if begun is not None else DRAFT_HEADS.find(str(section.kind))
+    fields = {} if begun is None else begun.config.model_dump()
     try:
-        config = kind.Config.model_validate(section.config)
+        config = kind.Config.model_validate(fields | section.config)
     except ValidationError as error:
         raise ConfigError("\n".join(describe_errors(error, prefix=("heads", str(index), "config")))) from error
     generator = torch.Generator().manual_seed(split_seed(seed, index + 1))
     head = kind.make(config, target, generator=generator)
+    if begun is not None:
+        try:
+            head.load_own_state(begun.own_state())
+        except ValueError as error:
+            raise ConfigError(f"heads.{index}.config does not fit the weights of {section.path}: {error}") from error
     shared = {id(parameter) for parameter in target.parameters()}
     for parameter in head.parameters():
         if id(parameter) not in shared:
@@ -158,6 +170,7 @@ def build_trained_head(section: HeadSection, target: DecoderLM, *, seed: int, in
     return TrainedHead(
         name=section.directory,
         head=head,
+        is_new=section.path is None,
         weight=section.weight,
         detach=section.detach,
         depth_weights=head.config.depth_weights if section.depth_weights is None else section.depth_weights,
@@ -165,7 +178,7 @@ def build_trained_head(section: HeadSection, target: DecoderLM, *, seed: int, in
 
 
 def choose_draft_vocabs(task: Task, data: PreparedData, draft: DraftSection | None = None) -> None:
-    """Give heads with a draft vocabulary, and a ``draft`` model with one, the tokens that are most frequent in the
+    """Give new heads with a draft vocabulary, and a ``draft`` model with one, the tokens that are most frequent in the
     training data (2503.01840, 2502.14856).
     """
     if isinstance(task, Distillation) and draft is not None and draft.vocab_size is not None:
@@ -173,7 +186,7 @@ def choose_draft_vocabs(task: Task, data: PreparedData, draft: DraftSection | No
         task.draft_ids = most_frequent(counts, draft.vocab_size)
     if not isinstance(task, DraftHeadTask):
         return
-    heads = [trained.head for trained in task.trained_heads if trained.head.draft_ids is not None]
+    heads = [trained.head for trained in task.trained_heads if trained.is_new and trained.head.draft_ids is not None]
     if heads:
         counts = torch.from_numpy(data.token_counts(task.target.vocab_size))
         for head in heads:

@@ -36,6 +36,7 @@ class TrainedHead:
 
     name: str
     head: DraftHead
+    is_new: bool = True  # else its weights and its draft vocabulary were read from files
     weight: float = 1.0  # 0: no loss is computed for it
     detach: bool = False  # whether its gradient stops at the target's hidden states
     depth_weights: tuple[float, ...] | None = None  # relative to their mean; None: equal
