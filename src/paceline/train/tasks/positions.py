@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 LEAST_LOGIT = -1e30
 CHUNK = 1024  # positions at a time
-CHUNK_BYTES = 1 << 21  # of their logits in float32 on the CPU: what is computed of them stays in its caches
+CHUNK_BYTES = 1 << 22  # of their logits in float32 on the CPU: what is computed of them stays in its caches
 
 Compute: TypeAlias = Callable[[Tensor, slice], Sequence[Tensor]]  # of logits [n, V] and their positions: [n] each
 
