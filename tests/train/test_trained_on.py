@@ -94,3 +94,10 @@ def test_a_head_of_another_target_is_refused(folder, tmp_path, capsys):
     section = {"path": str(folder / "first" / "prophet")}
     assert train(recipe(folder, tmp_path / "run", heads=[section], target={"path": str(tmp_path / "other")})) == 2
     assert "whose weights are others" in capsys.readouterr().err
+
+
+def test_a_run_that_would_write_over_what_it_begins_with_is_refused(folder, capsys):
+    config = recipe(folder, folder / "first", heads=[{"path": str(folder / "first" / "prophet")}])
+    assert train(config, "--fresh") == 2
+    assert "heads.0.path" in (error := capsys.readouterr().err) and "give another output" in error
+    assert (folder / "first" / "prophet" / "model.safetensors").is_file()

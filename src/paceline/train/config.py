@@ -179,6 +179,12 @@ class TrainConfig(LoopSettings, _Models):
         self._check_hidden_states()
         self._check_joint()
         self._check_sources()
+        for index, head in enumerate(self.heads):
+            if head.path is not None and head.path.absolute().is_relative_to(self.output.absolute()):
+                raise ValueError(
+                    f"heads.{index}.path={head.path}: this run writes into {self.output}; give another output, so that "
+                    "what it began with stays"
+                )
         names = [head.directory for head in self.heads]
         duplicates = sorted({name for name in names if names.count(name) > 1})
         if duplicates:
