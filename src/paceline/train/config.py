@@ -92,8 +92,8 @@ class HeadSection(Section):
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
-        if self.kind is None and self.path is None:
-            raise ValueError("give kind, of a new head, or path, a directory of one that is trained on")
+        if (self.kind is None) == (self.path is None):
+            raise ValueError("give either kind, of a new head, or path, a directory of one that is trained on")
         return self
 
     @property

@@ -98,10 +98,6 @@ def build_draft(section: DraftSection, target: LoadedModel, *, seed: int, device
 def build_head(section: HeadSection, target: DecoderLM, *, seed: int, index: int) -> DraftHead:
     """The head at ``index`` of the list; its own parameters in float32. Raises ConfigError naming the field."""
     begun = None if section.path is None else load_head(section.path, target, target_name="this run's target")
-    if begun is not None and section.kind not in (None, begun.kind):
-        raise ConfigError(
-            f"heads.{index}.kind={section.kind}: {section.path} is a head of kind {begun.kind}; leave one out"
-        )
     kind: type[DraftHead] = type(begun) if begun is not None else DRAFT_HEADS.find(str(section.kind))
     fields = {} if begun is None else begun.config.model_dump()
     try:

@@ -163,11 +163,6 @@ class DistillationLoss:
         return torch.stack([weight * term(inputs) for term, weight in self.terms]).sum(0)
 
 
-def _places(draft_ids: Tensor, tokens: Tensor) -> Tensor:
-    """Where ``tokens`` are in ``draft_ids``, which ascend; any place for those that are not."""
-    return torch.searchsorted(draft_ids, tokens).clamp(max=len(draft_ids) - 1)
-
-
 def cross_entropy(logits: Tensor, next_token: Tensor, *, chunk: int | None = None) -> Tensor:
     """Cross-entropy of ``next_token`` [N] under ``logits`` [N, V] in nats: [N]; in chunks as above."""
 

@@ -58,7 +58,7 @@ class _WithGradient(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         weight, (gradient,) = grad_outputs[0], ctx.saved_tensors
         for rows, factor in zip(gradient.split(ctx.chunk), weight.split(ctx.chunk), strict=True):
-            rows.copy_(rows * factor[:, None] if rows.dtype == factor.dtype else rows.float() * factor[:, None])
+            rows.copy_(rows.float() * factor[:, None])  # several times as fast as operands of two dtypes
         return gradient, None, None
 
 
