@@ -1,11 +1,11 @@
 """Draft models that read all tokens and draft some: their logits, under every verifier, from files, and refusals."""
 
+import json
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from paceline.api import generate, load, total
 from paceline.api.build import build_drafter
@@ -139,7 +139,6 @@ def test_a_file_beside_the_weights_of_a_draft_is_honoured(tmp_path):
         (torch.tensor([3, 1]), "ascending ids, at least one, of 0 to 319"),
         (torch.tensor([], dtype=torch.int64), "at least one"),
         (torch.tensor([5, 320]), "of 0 to 319"),
-        (torch.tensor([1.0]), "of torch.float32; give a vector of int64"),
     ],
 )
 def test_a_file_with_other_ids_is_refused_with_its_path(ids, message, tmp_path):
@@ -150,12 +149,19 @@ def test_a_file_with_other_ids_is_refused_with_its_path(ids, message, tmp_path):
 
 def test_a_file_without_ids_is_refused(tmp_path):
     assert read_draft_vocab(tmp_path, 320) is None
-    save_file({"other": torch.ones(1)}, tmp_path / FILE)
-    with pytest.raises(ModelError, match=IDS):
-        read_draft_vocab(tmp_path, 320)
-    (tmp_path / FILE).write_bytes(b"cut")
+    for other in ({"other": [1]}, {IDS: 3}, {IDS: [1.0, 2.0]}, {IDS: [False, True]}, [1, 2]):
+        (tmp_path / FILE).write_text(json.dumps(other))
+        with pytest.raises(ModelError, match=f"{IDS}.* with a list of ids is wanted"):
+            read_draft_vocab(tmp_path, 320)
+    (tmp_path / FILE).write_bytes(b"\xffcut")
     with pytest.raises(ModelError, match="or remove it"):
         read_draft_vocab(tmp_path, 320)
+
+
+def test_no_program_takes_the_file_for_weights(tmp_path):
+    """vLLM and others load all files of weights in a directory."""
+    write_draft_vocab(tmp_path, torch.arange(3))
+    assert not any(path.suffix in (".safetensors", ".bin", ".pt") for path in tmp_path.iterdir())
 
 
 def test_models_that_cannot_are_refused(tmp_path):

@@ -4,14 +4,15 @@
 V tokens of the draft model, D that it drafts, H hidden size.
 """
 
+import json
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from paceline.core.host import integers
@@ -21,7 +22,8 @@ from paceline.models.directory import ModelError
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.quantization import Int4Linear, Int8Linear
 
-FILE, IDS = "draft_vocab.safetensors", "draft_ids"  # beside the weights of a draft model, which others read as ever
+# Beside the weights of a draft model or head. No safetensors: servers load every such file of a directory as weights.
+FILE, IDS = "draft_vocab.json", "draft_ids"
 
 
 def check_draft_ids(ids: Tensor | Sequence[int], vocab_size: int) -> list[int]:
@@ -38,21 +40,24 @@ def check_draft_ids(ids: Tensor | Sequence[int], vocab_size: int) -> list[int]:
 
 
 def read_draft_vocab(folder: Path, vocab_size: int) -> Tensor | None:
-    """The ids [D] that the model in ``folder`` drafts; None: all. Raises ModelError for a file that has none."""
+    """The ids [D] that what is in ``folder`` drafts; None: all. Raises ModelError for a file that has none."""
     path = folder / FILE
     if not path.exists():
         return None
     try:
-        found = load_file(path)[IDS]
-        check_draft_ids(found, vocab_size)
-    except Exception as error:  # safetensors has errors of its own, and OSError, KeyError and ValueError say as much
-        raise ModelError(f"{path}: {error}; write it again, or remove it, and the model drafts all tokens") from error
-    return found
+        read = json.loads(path.read_text(encoding="utf-8"))
+        ids = cast("object", read.get(IDS)) if isinstance(read, dict) else None
+        whole = isinstance(ids, list) and {type(one) for one in cast("list[object]", ids)} <= {int}
+        if not whole:
+            raise ValueError(f"{{{IDS!r}: [...]}} with a list of ids is wanted")
+        return torch.tensor(check_draft_ids(cast("list[int]", ids), vocab_size))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: {error}; write it again, or remove it, and all tokens are drafted") from error
 
 
 def write_draft_vocab(folder: Path, ids: Tensor) -> None:
     """What ``read_draft_vocab`` reads."""
-    save_file({IDS: ids.cpu().contiguous()}, folder / FILE)
+    (folder / FILE).write_text(json.dumps({IDS: integers(ids)}) + "\n", encoding="utf-8")
 
 
 @torch.no_grad()
