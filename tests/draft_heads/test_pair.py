@@ -11,11 +11,13 @@ from tests.models.layouts import pair, texts
 KINDS = {
     "eagle": {},
     "eagle, norms": {"first_norm": True, "normalized": False, "fc_bias": False, "num_layers": 2},
+    "eagle, few tokens": {"draft_vocab_size": 40},
     "eagle3": {},
     "eagle3, norms": {"fc_norm": "each", "norm_output": True, "norm_before_residual": True, "qk_norm": True},
     "eagle3, few tokens": {"draft_vocab_size": 40, "num_layers": 2, "attention_bias": True},
     "eagle3, parallel": {"mask_token_id": 7},
     "mtp": {},
+    "mtp, few tokens": {"draft_vocab_size": 40},
     "mtp, others": {"embedding_first": True, "normalized": True, "norm_output": False, "zero_first": False},
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -85,7 +87,7 @@ def test_every_own_tensor_gets_a_gradient_and_none_is_the_targets(kind, layout):
 def test_a_draft_depends_on_pairs_up_to_its_anchor_and_on_its_own_tokens(kind):
     _, target = tiny.target()
     head = head_of(kind, target, depth=3)
-    tokens, begin = texts(1, 9), 2 if kind == "mtp" else 1  # whose first pair has no token
+    tokens, begin = texts(1, 9), 2 if kind in ("mtp", "mtp, few tokens") else 1  # whose first pair has no token
     hidden = states(target, tokens, head)
     before = head.unroll(tokens, hidden).logits[0, 4]  # its root is token 5
     for index in range(9):

@@ -56,12 +56,16 @@ OPTIONS = {
     "as published": {},
     "before the target's norm": {"normalized": False, "tap": 2},
     "norm of its input": {"first_norm": True, "fc_bias": False},
+    "few tokens": {"draft_vocab_size": 40},
     "two layers": {"num_layers": 2, "attention_bias": True, "num_heads": 2, "head_dim": 16, "ffn_size": 40},
 }
 
 
 def head_of(name, target=None):
-    return randomised(new_head(target or models.target()[1], depth=DEEPEST, **OPTIONS[name]))
+    head = randomised(new_head(target or models.target()[1], depth=DEEPEST, **OPTIONS[name]))
+    if head.draft_vocab is not None:
+        head.load_own_state({**head.own_state(), "draft_ids": torch.arange(15, 55)})
+    return head
 
 
 @pytest.mark.one_in(2)

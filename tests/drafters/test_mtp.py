@@ -58,12 +58,16 @@ OPTIONS = {
     "as Qwen3-Next": {"embedding_first": True, "normalized": True, "zero_first": False, "norm_offset": True},
     "fed back before the norm": {"norm_output": False, "zero_first": False, "rope_theta": 500.0},
     "an earlier state": {"tap": 2, "qk_norm": True},
+    "few tokens": {"draft_vocab_size": 40},
     "two layers": {"num_layers": 2, "attention_bias": True, "num_heads": 2, "ffn_size": 40, "norm_eps": 1e-3},
 }
 
 
 def head_of(name, target=None):
-    return randomised(new_head(target or models.target()[1], depth=DEEPEST, **OPTIONS[name]))
+    head = randomised(new_head(target or models.target()[1], depth=DEEPEST, **OPTIONS[name]))
+    if head.draft_vocab is not None:
+        head.load_own_state({**head.own_state(), "draft_ids": torch.arange(15, 55)})
+    return head
 
 
 @pytest.mark.one_in(3)

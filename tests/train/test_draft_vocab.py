@@ -8,6 +8,7 @@ import torch
 import yaml
 
 from paceline.api import Engine, SamplingParams, load, total
+from paceline.draft_heads.files import load_head
 from paceline.models.draft_vocab import FILE, IDS
 from paceline.models.from_transformers import from_transformers
 from paceline.text.loops import is_looping
@@ -52,6 +53,35 @@ def test_the_most_frequent_tokens_are_drafted_and_validations_know_it(folder, tm
     saved = json.loads((max((tmp_path / "run" / "best").iterdir()) / "meta.json").read_text())["measures"]
     length = total(results).mean_acceptance_length
     assert length == pytest.approx(saved["validation.draft.greedy.tokens_per_step"], rel=0.05) and length > 1.2
+
+
+@pytest.mark.parametrize("kind", ["eagle", "mtp"])
+def test_rows_of_the_targets_lm_head_are_copied_and_not_trained(kind, folder, tmp_path):
+    """A head of the target's LM head drafts the tokens that are most frequent, by rows that stay the target's."""
+    head = {"kind": kind, "config": {"depth": 2, "draft_vocab_size": SIZE}}
+    path = recipe(folder, tmp_path / "run", heads=[head], schedule={"steps": 2, "warmup": 0})
+    run = Run(config=read_train_config(path))
+    [trained] = run.task.trained_heads
+    ids = np.bincount(np.load(folder / "train.npy").ravel(), minlength=tiny.VOCAB).argsort(kind="stable")[::-1]
+    assert len(trained.head.draft_ids) == SIZE and trained.head.draft_ids.tolist() == sorted(trained.head.draft_ids)
+    assert {*ids[: SIZE // 2].tolist()} <= {*trained.head.draft_ids.tolist()}
+    rows, names = trained.head.decoder.head.weight, run.task.trained()
+    assert not rows.requires_grad and not any(one is rows for one in names.values())
+    assert train(path) == 0
+    target = load(folder / "target").lm
+    written = load_head(tmp_path / "run" / kind, target)
+    assert written.draft_ids.tolist() == trained.head.draft_ids.tolist()
+    own = (target.embed if target.head is None else target.head).weight
+    assert torch.equal(written.decoder.head.weight, own[written.draft_ids])
+
+
+def test_heads_that_copy_rows_of_a_target_that_is_trained_are_refused(folder, tmp_path, capsys):
+    target = {"path": str(folder / "target"), "trained": True, "weight": 1.0}
+    heads = [{"kind": "medusa", "config": {}}, {"kind": "eagle", "config": {"draft_vocab_size": SIZE}}]
+    assert train(recipe(folder, tmp_path / "run", target=target, heads=heads)) == 2
+    said = capsys.readouterr().err
+    assert f"heads.1.config.draft_vocab_size={SIZE}: eagle heads copy" in " ".join(said.split())
+    assert "train the head after the target" in " ".join(said.split())
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ SERVED = {
     "hydra": {"depth": 3, "prefix": True},
     "mlp_speculator": {"depth": 3, "tied": True},
     "block": {"block_size": 4, "num_layers": 1},
-    "eagle": {"depth": 3},
+    "eagle": {"depth": 3, "draft_vocab_size": 50},
     "eagle3": {"depth": 3, "draft_vocab_size": 40},
     "mtp": {"depth": 3},
 }

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from paceline.api.export import read_head
 from paceline.api.loading import Loaded
+from paceline.draft_heads.base import DraftHead
 from paceline.draft_heads.files import read_head_config
 from paceline.draft_heads.formats.base import Imported
 from paceline.draft_heads.formats.detection import detect
@@ -29,7 +30,7 @@ def describe_head(
     """
     read = None if target is None else read_head(path, target=target, pickles=pickles)
     if is_own_head(path):
-        return {"head": _describe_own(path, name)}
+        return {"head": _describe_own(path, name, None if read is None else read.head)}
     if read is None or read.foreign is None:
         files = HeadFiles(path, pickles=pickles)
         found = detect(files)
@@ -62,14 +63,15 @@ def _assumptions(found: Imported) -> dict[str, object]:
     return {**said, **unsaid}
 
 
-def _describe_own(path: Path, name: str) -> dict[str, object]:
+def _describe_own(path: Path, name: str, head: DraftHead | None) -> dict[str, object]:
     record, files = read_head_config(path), HeadFiles(path)
+    config = record.config if head is None else head.config
     return {
         "name": name,
         "kind": record.kind,
         "of": record.target,
         "of_sizes": record.fingerprint.sizes,
-        **record.config.model_dump(mode="json"),
+        **config.model_dump(mode="json"),
         **_sizes(files),
         "paceline": record.version,
     }

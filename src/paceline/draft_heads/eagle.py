@@ -76,7 +76,7 @@ class EagleHead(StatePairHead):
 
     @property
     def pair_input(self) -> PairInput:
-        return PairInput(product=self.fc)
+        return PairInput(product=self.fc, draft_ids=self.draft_ids)
 
     def feedback(self, out: Tensor) -> Tensor:
         """What comes out is the feature."""

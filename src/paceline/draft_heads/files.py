@@ -22,6 +22,7 @@ from paceline.draft_heads.base import DraftHead, DraftHeadConfig
 from paceline.draft_heads.formats.base import FormatError, Imported
 from paceline.draft_heads.formats.detection import read_foreign
 from paceline.draft_heads.layers import DRAFT_IDS
+from paceline.draft_heads.state_pair import reduce_by_file
 from paceline.models.directory import CONFIG, is_own_head
 from paceline.models.directory import HEAD_TYPE as MODEL_TYPE
 from paceline.models.directory import is_head as is_head
@@ -121,7 +122,11 @@ def load_head(
         )
     state = _read_weights(path, record)
     try:
-        return _build(record.kind, record.config, state, target)
+        config, added = reduce_by_file(record.config, path, target_size=target.vocab_size)
+    except ValueError as error:
+        raise HeadError(str(error)) from error
+    try:
+        return _build(record.kind, config, {**state, **added}, target)
     except ValueError as error:
         raise HeadError(f"{path / WEIGHTS} does not fit {CONFIG}: {error}; {AGAIN}") from error
 

@@ -80,6 +80,7 @@ class MTPHead(StatePairHead):
             embedding_first=self.options.embedding_first,
             zero_first=self.options.zero_first,
             normed_output=self.options.norm_output,
+            draft_ids=self.draft_ids,
         )
 
     def feedback(self, out: Tensor) -> Tensor:

@@ -58,6 +58,7 @@ class Exported:
     tensors: Mapping[str, Tensor]
     weights: str = "model.safetensors"  # the file's name
     others: Mapping[str, str] = field(default_factory=dict[str, str])  # other files: names and text
+    draft_ids: Tensor | None = None  # of a draft vocabulary that the format has no place for, and others do not read
     into_target: bool = False  # config and tensors are additions to a copy of the target's directory, as MTP layers are
 
 

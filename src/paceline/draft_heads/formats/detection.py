@@ -1,11 +1,14 @@
 """Which format the files of a draft head are of, and the head in them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.draft_heads.formats import FORMATS
-from paceline.draft_heads.formats.base import Format, FormatError, HeadFiles, Imported, listing
+from paceline.draft_heads.formats.base import Assumption, Format, FormatError, HeadFiles, Imported, listing
 from paceline.draft_heads.formats.unsupported import why_unsupported
+from paceline.draft_heads.layers import DRAFT_IDS
+from paceline.draft_heads.state_pair import reduce_by_file
+from paceline.models.draft_vocab import FILE
 from paceline.models.native.decoder import DecoderLM
 
 
@@ -54,4 +57,13 @@ def read_foreign(
     """
     files = HeadFiles(path, pickles=pickles)
     of = detect(files) if format is None else format
-    return Foreign(files=files, format=of, imported=of.read(files, target))
+    found = of.read(files, target)
+    try:
+        config, added = reduce_by_file(found.config, files.path, target_size=target.vocab_size)
+    except ValueError as error:
+        raise FormatError(str(error)) from error
+    if added:
+        said = Assumption("draft_vocab_size", len(added[DRAFT_IDS]), FILE)
+        state, assumptions = {**found.state, **added}, (*found.assumptions, said)
+        found = replace(found, config=config, state=state, assumptions=assumptions)
+    return Foreign(files=files, format=of, imported=found)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +15,9 @@ from torch import Tensor
 from paceline.draft_heads.base import DraftHead
 from paceline.draft_heads.formats.base import Exported, Format, FormatError
 from paceline.draft_heads.formats.head_files import CONFIG
+from paceline.draft_heads.state_pair import StatePairHead
 from paceline.models.directory import new_directory
+from paceline.models.draft_vocab import write_draft_vocab
 from paceline.models.native.decoder import DecoderLM
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -30,7 +33,8 @@ def convert(head: DraftHead, format: Format, *, target: DecoderLM, target_name: 
         raise FormatError(
             f"format {format.name!r} cannot hold a {head.kind} head; heads that it can: {known}; or give another format"
         )
-    return format.write(head, target=target, target_name=target_name, num_draft_tokens=num_draft_tokens)
+    found = format.write(head, target=target, target_name=target_name, num_draft_tokens=num_draft_tokens)
+    return replace(found, draft_ids=head.draft_ids) if isinstance(head, StatePairHead) else found
 
 
 def check_new(path: Path) -> None:
@@ -54,6 +58,8 @@ def write_files(exported: Exported, path: Path, *, target_path: Path | None = No
             _write_json(exported.config, aside / CONFIG)
         for name, text in exported.others.items():
             (aside / name).write_text(text, encoding="utf-8")
+        if exported.draft_ids is not None:
+            write_draft_vocab(aside, exported.draft_ids)
 
 
 def _write_into_target(exported: Exported, path: Path, target_path: Path | None) -> None:
