@@ -17,10 +17,7 @@ OF_ROWS = {
     "hydra": {},
     "eagle3": {},
     "block": {"block_size": 3},
-    "eagle": {},
-    "mtp": {},
 }
-SHARE = ("block", "eagle", "mtp")  # read the target's own LM head, where they draft all tokens
 
 
 def new(kind, target, **options):
@@ -104,21 +101,26 @@ def test_new_lm_heads_are_the_targets_rows_of_the_draft_vocabulary(kind, layout)
         assert torch.equal(head.decoder.norm.weight, target.norm.weight) and target.norm.weight.std() > 0
     whole = new(kind, target, **OF_ROWS[kind])
     assert all(len(one.weight) == target.vocab_size for one in whole.lm_heads_of_rows)
-    assert bool(whole.lm_heads_of_rows) == (kind not in SHARE)
+    assert bool(whole.lm_heads_of_rows) == (kind != "block"), "a block head without a draft vocabulary has none"
 
 
-@pytest.mark.parametrize("kind", ["eagle", "mtp"])
+@pytest.mark.parametrize("kind", ["eagle", "mtp", "prophet", "linear_prophet", "early_exit"])
 @pytest.mark.parametrize("layout", ["grouped", "tied", "granite"])
-def test_a_head_of_the_targets_lm_head_has_the_same_logits_of_a_draft_vocabulary(kind, layout):
-    """Of the same weights as one that drafts all tokens."""
+def test_heads_without_an_lm_head_of_rows_read_those_of_a_draft_vocabulary(kind, layout):
+    """In training, and as a drafter runs them; granite divides its logits."""
     _, target = pair(layout, torch.float64)
-    whole, few, ids = new(kind, target), new(kind, target, draft_vocab_size=6), torch.tensor([1, 2, 5, 30, 31, 40])
+    sizes = {"exit_layer": 1} if kind == "early_exit" else {}
+    whole, few, ids = new(kind, target, **sizes), new(kind, target, **sizes, draft_vocab_size=6), torch.arange(1, 41, 7)
     few.load_own_state({**whole.own_state(), "draft_ids": ids})
+    assert not few.lm_heads_of_rows and whole.drafting_decoder is whole.decoder
     tokens = texts(1, 9)
     hidden = states(target, tokens, whole)
     wanted, found = whole.unroll(tokens, hidden), few.unroll(tokens, hidden)
     torch.testing.assert_close(found.logits, wanted.logits[..., ids])
     assert torch.equal(found.draft_ids, ids) and found.logits.std() > 0
+    stream = hidden[whole.taps[0]]
+    read = few.drafting_decoder.compute_logits(stream)
+    torch.testing.assert_close(read, whole.decoder.compute_logits(stream)[..., ids])
 
 
 def _head_of(target):

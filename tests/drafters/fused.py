@@ -62,9 +62,9 @@ def drafted(drafter, target, *, fused, sampled=0.0, processing=NONE, rule=None, 
         counted.clear()
         tree = propose(batch, plan)
         calls.append(tuple(counted))
-        cache = drafter.cache
-        kept = [cache.storage.keys[:, row, : cache.length[row]] for row in range(count)]
-        kept += [cache.storage.values[:, row, : cache.length[row]] for row in range(count)]
+        cache = getattr(drafter, "cache", None)  # a prophet keeps nothing
+        held = () if cache is None else (cache.storage.keys, cache.storage.values)
+        kept = [part[:, row, : cache.length[row]] for part in held for row in range(count)]
         notes, drawn = batch.early_stop.notes.tolist(), torch.where(tree.valid, tree.tokens, 0)
         steps.append((tree.valid.clone(), drawn, notes, [one.clone() for one in kept]))
         return tree

@@ -64,7 +64,7 @@ def check_pairs(make, target, **options):
 def test_drafts_are_those_of_single_calls(name, sampled):
     target = native()
     drafter, head = head_for(target.lm, name)
-    check_pairs(lambda: drafter(head=head, lm=CpuDecoder(head.decoder)), target, sampled=sampled)
+    check_pairs(lambda: drafter(head=head, lm=CpuDecoder(head.drafting_decoder)), target, sampled=sampled)
 
 
 @pytest.mark.one_in(2)
@@ -79,7 +79,7 @@ def test_drafts_of_packed_weights_are_those_of_single_calls(name, dtype):
     pack_weights(head.decoder, beside=target.lm)
     head.use_kernels()
     tolerance = 0 if drafter is Eagle3Drafter else 32 * torch.finfo(dtype).eps
-    make = lambda: drafter(head=head, lm=CpuDecoder(head.decoder))  # noqa: E731
+    make = lambda: drafter(head=head, lm=CpuDecoder(head.drafting_decoder))  # noqa: E731
     check(make, target, tolerance=tolerance, sampled=0.8, waves=WAVES)
 
 
@@ -88,7 +88,7 @@ def test_drafts_of_packed_weights_are_those_of_single_calls(name, dtype):
 def test_logits_processors_are_of_the_target_s_tokens(name, processing):
     target = native()
     drafter, head = head_for(target.lm, name)
-    make = lambda: drafter(head=head, lm=CpuDecoder(head.decoder))  # noqa: E731
+    make = lambda: drafter(head=head, lm=CpuDecoder(head.drafting_decoder))  # noqa: E731
     check_pairs(make, target, sampled=0.8, processing=PROCESSING[processing])
 
 
@@ -97,14 +97,14 @@ def test_chains_end_early_where_they_do_token_by_token(name):
     target = native()
     drafter, head = head_for(target.lm, name)
     tolerance = 0 if drafter is Eagle3Drafter else 1e-12
-    check_ends_early(lambda: drafter(head=head, lm=CpuDecoder(head.decoder)), target, tolerance=tolerance)
+    check_ends_early(lambda: drafter(head=head, lm=CpuDecoder(head.drafting_decoder)), target, tolerance=tolerance)
 
 
 def test_a_head_that_knows_its_target_is_accepted_as_often():
     """Drafts that are accepted leave pairs of several tokens to read at once."""
     target = CpuDecoder(models.looping_target()[1])
     head = echo(target.lm, 0.03, draft_vocab_size=len(ids_of(target.lm)))
-    _, summary = check_pairs(lambda: Eagle3Drafter(head=head, lm=CpuDecoder(head.decoder)), target)
+    _, summary = check_pairs(lambda: Eagle3Drafter(head=head, lm=CpuDecoder(head.drafting_decoder)), target)
     assert summary.mean_acceptance_length > 2
 
 
@@ -112,5 +112,5 @@ def test_parallel_drafts_are_left_to_single_calls():
     target = native()
     generator = torch.Generator().manual_seed(3)
     head = Eagle3Head.make(Eagle3Config(mask_token_id=3), target.lm, generator=generator)
-    drafter = Eagle3Drafter(head=head, lm=CpuDecoder(head.decoder))
+    drafter = Eagle3Drafter(head=head, lm=CpuDecoder(head.drafting_decoder))
     check_left_to_calls(drafter, target)

@@ -173,10 +173,9 @@ def _native(target: Loaded, who: str) -> DecoderLM:
 def _drafter(
     head: DraftHead, target: Loaded, *, shape: Shape | None = None, draws: frozenset[Draw] | None = None
 ) -> Drafter:
-    lm = head.decoder
     if not target.enforce_eager:
         assert isinstance(target.lm, DecoderLM)
-        pack_weights(lm, beside=target.lm)
+        pack_weights(head.decoder, beside=target.lm)
         head.use_kernels()
-        lm = fastest(lm)
+    lm = head.drafting_decoder if target.enforce_eager else fastest(head.drafting_decoder)
     return DRAFTERS.find(head.kind)(head=head, lm=lm, shape=shape, draws=draws)

@@ -6,17 +6,19 @@ B rows, T tokens, A anchors of a row, D depths, V vocabulary, H the target's hid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.draft_heads.draft_vocab import DraftVocab
-from paceline.draft_heads.layers import begin_lm_heads, load_own_tensors, own_tensors
+from paceline.draft_heads.layers import DRAFT_IDS, begin_lm_heads, load_own_tensors, own_tensors
 from paceline.draft_heads.vocab_map import VocabMap
 from paceline.models.backend import linear_for, pack_layer
+from paceline.models.draft_vocab import FILE, check_reducible, read_draft_vocab, with_draft_vocab
 from paceline.models.native.decoder import DecoderLM
 
 
@@ -39,6 +41,30 @@ class DraftHeadConfig(BaseModel):
     def depth_weights(self) -> tuple[float, ...] | None:
         """The weights of the depths' losses, relative to their mean, where a training does not say; None: equal."""
         return None
+
+
+class ReducibleConfig(DraftHeadConfig):
+    """Of heads that draft by an LM head over all of the target's tokens, be it the target's or one that is tied to an
+    embedding: with a draft vocabulary they read those rows of it alone (FR-Spec, 2502.14856).
+    """
+
+    draft_vocab_size: int | None = Field(default=None, ge=1)  # tokens that it drafts; None: all
+
+
+def reduce_by_file(
+    config: DraftHeadConfig, folder: Path, *, target_size: int
+) -> tuple[DraftHeadConfig, dict[str, Tensor]]:
+    """The ``config`` of the head in ``folder`` with the draft vocabulary of the file there (models/draft_vocab), if
+    there is one, and the tensors that this adds to the head's own.
+
+    Raises ValueError for a file that has none, and for heads that have LM heads or a draft vocabulary of their own.
+    """
+    ids = read_draft_vocab(folder, target_size)
+    if ids is None:
+        return config, {}
+    if not isinstance(config, ReducibleConfig) or config.draft_vocab_size is not None:
+        raise ValueError(f"{folder / FILE}: this head's own tensors say which tokens it drafts; remove the file")
+    return config.model_copy(update={"draft_vocab_size": len(ids)}), {DRAFT_IDS: ids}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +90,7 @@ class DraftHead(nn.Module, ABC):
     kind: ClassVar[str]  # its name in HEADS and in DRAFTERS
     Config: ClassVar[type[DraftHeadConfig]]
     config: DraftHeadConfig
-    decoder: DecoderLM  # the decoder that drafts, from states that the head prepares
+    decoder: DecoderLM  # runs what the head prepares
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,6 +106,25 @@ class DraftHead(nn.Module, ABC):
     def draft_ids(self) -> Tensor | None:
         """The ids of ``draft_vocab``."""
         return None if self.draft_vocab is None else self.draft_vocab.ids
+
+    def choose_vocab(self, config: ReducibleConfig, target: DecoderLM) -> None:
+        """Have a draft vocabulary of so many tokens, if of any.
+
+        Raises ValueError for more than the target has, and for an LM head whose rows cannot be read alone.
+        """
+        if config.draft_vocab_size is not None:
+            check_reducible(self.decoder)
+        self.draft_vocab = DraftVocab.make(config.draft_vocab_size, target)
+
+    @property
+    def read_ids(self) -> Tensor | None:
+        """The tokens of which ``decoder`` has more logits than the head reads; None: it reads all of them."""
+        return self.draft_ids if isinstance(self.config, ReducibleConfig) else None
+
+    @property
+    def drafting_decoder(self) -> DecoderLM:
+        """``decoder`` with logits of ``read_ids`` alone, by the weights that it has now: what a drafter runs."""
+        return self.decoder if self.read_ids is None else with_draft_vocab(self.decoder, self.read_ids)
 
     @classmethod
     @abstractmethod

@@ -11,15 +11,16 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
+from paceline.draft_heads.base import DraftHead, DraftHeadConfig, ReducibleConfig, Unrolled
 from paceline.draft_heads.recycle import Recycle
+from paceline.models.base import LogitsFor
 from paceline.models.native.config import Arrangement
 from paceline.models.native.decoder import DecoderLM
 
 STD = 0.02  # of new weights
 
 
-class EarlyExitConfig(DraftHeadConfig):
+class EarlyExitConfig(ReducibleConfig):
     """The exit layer, and the blocks that replace the target's remaining layers."""
 
     exit_layer: int = Field(ge=1)  # layers of the target that every draft token goes through
@@ -79,7 +80,9 @@ class EarlyExitHead(DraftHead):
             size = target.config.hidden_size
             norm = _copied(target.norm, target)
             recycle = Recycle(size, config.max_age, norm, dtype=target.dtype, device=target.device)
-        return cls(config, decoder.eval(), recycle, target.num_layers)
+        head = cls(config, decoder.eval(), recycle, target.num_layers)
+        head.choose_vocab(config, target)
+        return head
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -122,9 +125,12 @@ class EarlyExitHead(DraftHead):
                 crop = _place(torch.randint(length, (rows, 1), generator=generator).to(tokens.device), learned)
                 weight = self._weight(position, crop, segment)[..., None]
             stream = stream + self._recycled(hidden[self.num_layers].detach(), position, crop, segment)
-        logits = self.decoder.causal_from_embeds(stream, segment=segment).logits
-        assert logits is not None
-        return Unrolled(logits=logits[:, :, None], position=position[..., None], weight=weight)
+        last = self.decoder.num_layers
+        found = self.decoder.causal_from_embeds(stream, segment=segment, taps=(last,), logits_for=LogitsFor.NONE)
+        logits = self.decoder.compute_logits(found.hidden[last], self.draft_ids)
+        return Unrolled(
+            logits=logits[:, :, None], position=position[..., None], weight=weight, draft_ids=self.draft_ids
+        )
 
     def _recycled(self, last: Tensor, position: Tensor, crop: Tensor, segment: Tensor | None) -> Tensor:
         """What the tokens of rows cropped after ``crop`` [B, 1] get [B, T, H] of the target's ``last`` [B, T, H]."""

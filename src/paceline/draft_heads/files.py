@@ -18,11 +18,10 @@ from torch import Tensor
 
 from paceline import __version__
 from paceline.draft_heads import DRAFT_HEADS
-from paceline.draft_heads.base import DraftHead, DraftHeadConfig
+from paceline.draft_heads.base import DraftHead, DraftHeadConfig, reduce_by_file
 from paceline.draft_heads.formats.base import FormatError, Imported
 from paceline.draft_heads.formats.detection import read_foreign
 from paceline.draft_heads.layers import DRAFT_IDS
-from paceline.draft_heads.state_pair import reduce_by_file
 from paceline.models.directory import CONFIG, is_own_head
 from paceline.models.directory import HEAD_TYPE as MODEL_TYPE
 from paceline.models.directory import is_head as is_head

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
+from paceline.draft_heads.base import DraftHead, DraftHeadConfig, ReducibleConfig, Unrolled
 from paceline.draft_heads.layers import (
     all_learned,
     anchor_positions,
@@ -23,7 +23,7 @@ from paceline.draft_heads.layers import (
 from paceline.models.native.decoder import DecoderLM
 
 
-class LinearProphetConfig(DraftHeadConfig):
+class LinearProphetConfig(ReducibleConfig):
     """How many tokens after the root it drafts; ``anchors`` are drawn per row in training, None takes all."""
 
     depth: int = Field(default=3, ge=1)
@@ -61,6 +61,7 @@ class LinearProphetHead(DraftHead):
             head = cls(config, target.num_layers, decoder)
         decoder.share_ends(target)
         materialize(head.own, {name: torch.zeros(part.shape) for name, part in own_tensors(head.own).items()}, target)
+        head.choose_vocab(config, target)
         return head
 
     @property
@@ -95,5 +96,10 @@ class LinearProphetHead(DraftHead):
         anchors, share = sample_anchors(all_learned(tokens, learned), self.sizes.anchors, generator)
         position, weight = anchor_positions(anchors, self.sizes.depth, segment, length=tokens.shape[1])
         before = gather_preceding(hidden[self._taps[0]], anchors, 1, segment)  # [B, A, 1, H]
-        logits = self.decoder.compute_logits(self.predict_hidden(before.flatten(0, 2)))
-        return Unrolled(logits=logits.view(*position.shape, -1), position=position, weight=weight * share[..., None])
+        logits = self.decoder.compute_logits(self.predict_hidden(before.flatten(0, 2)), self.draft_ids)
+        return Unrolled(
+            logits=logits.view(*position.shape, -1),
+            position=position,
+            weight=weight * share[..., None],
+            draft_ids=self.draft_ids,
+        )

@@ -200,7 +200,7 @@ class PairHead(DraftHead):
             fed = self.feedback(outs[-1].detach() if config.detach_steps else outs[-1])
             outs.append(self.decoder.run_blocks(self.drafted_pair(fed, drafted[..., step]), attend))
         stream = torch.stack(outs, dim=2)  # [B, A, D, W]
-        logits = self.decoder.compute_logits(stream.flatten(1, 2))
+        logits = self.decoder.compute_logits(stream.flatten(1, 2), self.read_ids)
         return Unrolled(
             logits=logits.view(*position.shape, -1),
             position=position,

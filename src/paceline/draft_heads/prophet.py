@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from paceline.draft_heads.base import DraftHead, DraftHeadConfig, Unrolled
+from paceline.draft_heads.base import DraftHead, DraftHeadConfig, ReducibleConfig, Unrolled
 from paceline.draft_heads.layers import (
     all_learned,
     anchor_positions,
@@ -31,7 +31,7 @@ ROTARY_BASE = 10000.0
 NORM_EPS = 1e-6
 
 
-class ProphetConfig(DraftHeadConfig):
+class ProphetConfig(ReducibleConfig):
     """Sizes of a prophet; None follows the target, scaled to the width."""
 
     num_states: int = Field(default=2, ge=1)
@@ -118,6 +118,7 @@ class ProphetHead(DraftHead):
         )
         assert decoder.rotary is not None
         decoder.rotary.to(target.device)
+        head.choose_vocab(config, target)
         return head
 
     @property
@@ -161,5 +162,10 @@ class ProphetHead(DraftHead):
         embedded = self.decoder.embed_inputs(drafted, torch.zeros_like(drafted))
         sequence = torch.cat((self.embed_states(before.flatten(0, 1)), embedded), dim=1)  # [B * A, s + D, W]
         found = self.decoder.causal_from_embeds(sequence, taps=(stream,), logits_for=LogitsFor.NONE).hidden[stream]
-        logits = self.decoder.compute_logits(found[:, config.num_states :])
-        return Unrolled(logits=logits.view(*position.shape, -1), position=position, weight=weight * share[..., None])
+        logits = self.decoder.compute_logits(found[:, config.num_states :], self.draft_ids)
+        return Unrolled(
+            logits=logits.view(*position.shape, -1),
+            position=position,
+            weight=weight * share[..., None],
+            draft_ids=self.draft_ids,
+        )

@@ -34,7 +34,7 @@ class EarlyExitDrafter(GrowingDrafter):
 
     The shared layers read each draft token in the scratch of the target's own cache, so verification only runs the
     remaining layers. The head has a cache of its own, of the target's states at verified tokens, which it reads before
-    the next draft. ``lm`` (None: the head's decoder) runs ``head.decoder``.
+    the next draft. ``lm`` (None: the head's decoder) runs it.
 
     ``shape`` (None: a chain) and ``draws`` (None: all that the shape allows) are as in ModelDrafter. Without
     ``resumes`` the target verifies from its first layer, for comparison. Raises ValueError if the shape allows no draw.
@@ -42,6 +42,7 @@ class EarlyExitDrafter(GrowingDrafter):
 
     inputs = frozenset({DraftInput.HIDDEN})
     origins = ("early_exit",)
+    maps_fused = True
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class EarlyExitDrafter(GrowingDrafter):
         shape: Shape | None = None,
         resumes: bool = True,
     ) -> None:
-        super().__init__(lm=head.decoder if lm is None else lm, shape=shape, draws=draws)
+        super().__init__(lm=lm or head.drafting_decoder, shape=shape, draws=draws, vocab=head.vocab_map)
         self.head, self.resumes = head, resumes
         self.taps = head.taps
 
@@ -174,7 +175,9 @@ class EarlyExitDrafter(GrowingDrafter):
             lm=self.context.target, cache=self.shared_layers, hidden=hidden, added=self.recycled_by_depth
         )
         count = torch.where(self.reads, self.unread.count, -1) if self.skipped else self.unread.count
-        pending = PendingInputs(count=count, max_count=self.max_unread, states=self.unread.states)
+        pending = PendingInputs(
+            count=count, max_count=self.max_unread, states=self.unread.states, own_ids=self.head.draft_ids
+        )
         if not self.lm.draft_fused(batch, self.cache, pending, tokens, valid, greedy=greedy, shared_layers=shared):
             return False
         self.cache.commit(torch.where(self.reads, self.unread.count + 1, 0))

@@ -57,7 +57,7 @@ class PairDrafter(GrowingDrafter):
         draws: frozenset[Draw] | None = None,
         shape: Shape | None = None,
     ) -> None:
-        super().__init__(lm=head.decoder if lm is None else lm, shape=shape, draws=draws, vocab=head.vocab_map)
+        super().__init__(lm=lm or head.drafting_decoder, shape=shape, draws=draws, vocab=head.vocab_map)
         self.head = head
         self.taps = head.taps
 

@@ -35,6 +35,7 @@ class ProphetDrafter(GrowingDrafter):
     inputs = frozenset({DraftInput.EMBEDDING, DraftInput.HIDDEN})
     origins = ("prophet",)
     joins = True
+    maps_fused = True
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class ProphetDrafter(GrowingDrafter):
         draws: frozenset[Draw] | None = None,
         shape: Shape | None = None,
     ) -> None:
-        super().__init__(lm=head.decoder if lm is None else lm, shape=shape, draws=draws)
+        super().__init__(lm=lm or head.drafting_decoder, shape=shape, draws=draws, vocab=head.vocab_map)
         self.head = head
         self.taps = head.taps
         self.num_reread = head.sizes.num_states
@@ -74,7 +75,11 @@ class ProphetDrafter(GrowingDrafter):
         states = self.states.states
         count = torch.where(self.reads, self.count, -1) if self.skipped else self.count
         pending = PendingInputs(
-            count=count, max_count=states.shape[1], states=states, input_projection=self.input_projection
+            count=count,
+            max_count=states.shape[1],
+            states=states,
+            input_projection=self.input_projection,
+            own_ids=self.head.draft_ids,
         )
         return self.lm.draft_fused(batch, self.empty, pending, tokens, valid, greedy=greedy)
 

@@ -60,18 +60,28 @@ def write_draft_vocab(folder: Path, ids: Tensor) -> None:
     (folder / FILE).write_text(json.dumps({IDS: integers(ids)}) + "\n", encoding="utf-8")
 
 
-@torch.no_grad()
-def with_draft_vocab(lm: LM, ids: Tensor) -> DecoderLM:
-    """``lm`` with logits [..., D] of ``ids`` [D]; all other weights are its own.
+def check_reducible(lm: LM) -> DecoderLM:
+    """``lm``, whose LM head's rows can be read alone.
 
     Raises ValueError for models that are not native, whose LM head is quantized, or that never generate some tokens.
     """
     if not isinstance(lm, DecoderLM):
-        raise ValueError(f"{FILE}: only models that run natively can draft some of their tokens; remove the file")
+        raise ValueError("a draft vocabulary needs a model that runs natively; let it draft all tokens")
     if isinstance(lm.head, Int8Linear | Int4Linear):
-        raise ValueError(f"{FILE}: the LM head is quantized; load the draft model without quantization")
+        raise ValueError("a draft vocabulary: the LM head is quantized; load without quantization, or draft all tokens")
     if lm.num_generated is not None:
-        raise ValueError(f"{FILE}: this model generates {lm.num_generated} tokens as it is; remove the file")
+        raise ValueError(
+            f"a draft vocabulary: this model generates {lm.num_generated} tokens as it is; let it draft all of these"
+        )
+    return lm
+
+
+@torch.no_grad()
+def with_draft_vocab(lm: LM, ids: Tensor) -> DecoderLM:
+    """``lm`` with logits [..., D] of ``ids`` [D]; all other weights are its own. Raises ValueError as
+    ``check_reducible``, and for ids that it does not have.
+    """
+    lm = check_reducible(lm)
     chosen = torch.tensor(check_draft_ids(ids, lm.vocab_size), device=lm.device)
     weight = lm.embed.weight if lm.head is None else lm.head.weight  # unpacked where it is packed
     assert isinstance(weight, Tensor)
@@ -79,9 +89,9 @@ def with_draft_vocab(lm: LM, ids: Tensor) -> DecoderLM:
     head = nn.Linear(rows.shape[1], len(rows), bias=False, device="meta")
     head.weight = nn.Parameter(rows, requires_grad=False)
     found = copy(lm)
-    packed = next((layer for layer in lm.blocks.modules() if isinstance(layer, nn.Linear)), None)
+    known = next((layer for layer in (*lm.blocks.modules(), lm.head) if isinstance(layer, nn.Linear)), lm.embed)
     found._modules, found._parameters = dict(lm._modules), dict(lm._parameters)
-    found.head = head if type(packed) is nn.Linear else pack_layer(head, lm.dtype)
+    found.head = head if type(known) in (nn.Linear, nn.Embedding) else pack_layer(head, lm.dtype)
     if lm.logits_bias is not None:
         found.logits_bias = nn.Parameter(lm.logits_bias[chosen], requires_grad=False)
     found.vocab_size = len(chosen)

@@ -13,7 +13,6 @@ from paceline.draft_heads import DRAFT_HEADS
 from paceline.draft_heads.base import DraftHead
 from paceline.draft_heads.draft_vocab import most_frequent
 from paceline.draft_heads.files import load_head
-from paceline.draft_heads.state_pair import StatePairHead
 from paceline.models import hub
 from paceline.models.copied_layers import copy_layers, smaller_config
 from paceline.models.directory import is_hub_id, read_config
@@ -139,13 +138,6 @@ def build_task(config: TrainConfig, target: LoadedModel, draft: LoadedModel | No
     heads = [
         build_trained_head(head, target.lm, seed=config.seed, index=index) for index, head in enumerate(config.heads)
     ]
-    for index, one in enumerate(heads):
-        if config.target.is_trained and isinstance(one.head, StatePairHead) and one.head.draft_ids is not None:
-            raise ConfigError(
-                f"heads.{index}.config.draft_vocab_size={len(one.head.draft_ids)}: {one.head.kind} heads copy these "
-                "rows of the target's LM head, and this run trains the target; leave it out, or train the head after "
-                "the target"
-            )
     joint = None
     if config.target.joint is not None:
         joint = Joint(config.target.joint, rate=config.optimiser.learning_rate, target=target.lm)

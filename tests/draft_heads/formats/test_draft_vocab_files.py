@@ -60,7 +60,7 @@ def drafted(target, drafter):
 def check_few(head, target):
     assert head.draft_ids.tolist() == WANTED
     rows = (target.lm.embed if target.lm.head is None else target.lm.head).weight[WANTED]
-    assert torch.equal(head.decoder.head.weight, rows) and not head.decoder.head.weight.requires_grad
+    assert torch.equal(head.drafting_decoder.head.weight, rows)
 
 
 @every_name
@@ -117,8 +117,22 @@ def test_files_that_cannot_be_honoured_are_refused(name, whole, few, target, tmp
 @pytest.mark.parametrize("name", ["eagle", "mtp_mimo"])
 def test_a_target_whose_lm_head_is_quantized_is_refused(name):
     quantized = load(pair().target, device="cpu", quantization="int8")
-    with pytest.raises(ValueError, match=f"draft_vocab_size={len(WANTED)}.*quantized; load the target without"):
+    with pytest.raises(ValueError, match="a draft vocabulary: the LM head is quantized; load without"):
         make(EXAMPLES[name][0], quantized.lm, draft_vocab_size=len(WANTED))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("prophet", {"width": 24}), ("linear_prophet", {}), ("early_exit", {"exit_layer": 1, "num_blocks": 1})],
+)
+def test_a_file_gives_one_to_heads_of_ours_too(kind, options, target, tmp_path):
+    folder = save(make(kind, target.lm, **options), target, tmp_path / kind)
+    before = drafted(target, folder)
+    write_draft_vocab(folder, torch.tensor(WANTED))
+    head = read_head(folder, target=target).head
+    own = head.decoder.embed if kind == "prophet" else target.lm.head or target.lm.embed
+    assert head.draft_ids.tolist() == WANTED and torch.equal(head.drafting_decoder.head.weight, own.weight[WANTED])
+    assert drafted(target, folder)[0] == before[0] and sum(drafted(target, folder)[1]) > 0
 
 
 def test_the_formats_are_those_of_the_targets_layers_and_others():

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from paceline.draft_heads.base import reduce_by_file
 from paceline.draft_heads.formats import FORMATS
 from paceline.draft_heads.formats.base import Assumption, Format, FormatError, HeadFiles, Imported, listing
 from paceline.draft_heads.formats.unsupported import why_unsupported
 from paceline.draft_heads.layers import DRAFT_IDS
-from paceline.draft_heads.state_pair import reduce_by_file
 from paceline.models.draft_vocab import FILE
 from paceline.models.native.decoder import DecoderLM
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from paceline.draft_heads.base import DraftHead
 from paceline.draft_heads.formats.base import Exported, Format, FormatError
 from paceline.draft_heads.formats.head_files import CONFIG
-from paceline.draft_heads.state_pair import StatePairHead
 from paceline.models.directory import new_directory
 from paceline.models.draft_vocab import write_draft_vocab
 from paceline.models.native.decoder import DecoderLM
@@ -34,7 +33,7 @@ def convert(head: DraftHead, format: Format, *, target: DecoderLM, target_name: 
             f"format {format.name!r} cannot hold a {head.kind} head; heads that it can: {known}; or give another format"
         )
     found = format.write(head, target=target, target_name=target_name, num_draft_tokens=num_draft_tokens)
-    return replace(found, draft_ids=head.draft_ids) if isinstance(head, StatePairHead) else found
+    return replace(found, draft_ids=head.read_ids)
 
 
 def check_new(path: Path) -> None:

@@ -241,14 +241,18 @@ class DecoderLM(DecoderOnly, nn.Module):
             x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[-1]))
         return self.compute_logits(x)
 
-    def compute_logits(self, x: Tensor) -> Tensor:
-        """Logits [B, n, V] of the residual stream after the last layer [B, n, H]."""
-        normed = self.norm(x.flatten(0, 1))
-        logits = F.linear(normed, self.embed.weight) if self.head is None else self.head(normed)
+    def compute_logits(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Logits [B, n, V] of the residual stream after the last layer [B, n, H]; [B, n, D] of ``ids`` [D] alone."""
+        normed, bias = self.norm(x.flatten(0, 1)), self.logits_bias
+        if ids is not None:
+            logits = F.linear(normed, (self.embed if self.head is None else self.head).weight[ids])
+            bias = None if bias is None else bias[ids]
+        else:
+            logits = F.linear(normed, self.embed.weight) if self.head is None else self.head(normed)
         logits = logits.unflatten(0, x.shape[:2])
         logits = logits if self.logits_divisor == 1.0 else logits / self.logits_divisor
-        logits = logits if self.logits_bias is None else logits + self.logits_bias
-        if self.num_generated is None:
+        logits = logits if bias is None else logits + bias
+        if self.num_generated is None or ids is not None:
             return logits
         return F.pad(logits[..., : self.num_generated], (0, self.vocab_size - self.num_generated), value=-torch.inf)
 
