@@ -119,6 +119,7 @@ def test_inspect_shows_every_field_and_where_it_comes_from(heads, capsys):
         "depth": {"value": 3, "from": "config.json: num_steps"},
         "norm": {"value": "w * x", "from": "the format"},
         "anchors": {"value": None, "from": "default"},
+        "draft_vocab_size": {"value": None, "from": "no draft_vocab.json: all tokens"},
     }
     assert found["tensors"] == {"read": 3, "ignored": [], "tied": ["lm_head.weight"]}
     head = found["head"]

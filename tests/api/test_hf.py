@@ -35,7 +35,7 @@ from tests import tiny
 from tests.api import checkpoints, drop_in_table
 from tests.api.drop_in_table import FAMILIES, PAD, assistant_of, calls, model_of, ours, prompts, theirs, tokens_per_step
 
-pytestmark = pytest.mark.one_in(8)
+pytestmark = pytest.mark.one_in(12)
 
 ONE, FOUR = prompts((9,)), prompts()
 LONG = {"max_new_tokens": 24, "pad_token_id": PAD}

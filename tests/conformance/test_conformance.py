@@ -32,7 +32,7 @@ from tests.harness import (
     views_of,
 )
 
-pytestmark = pytest.mark.one_in(10)
+pytestmark = pytest.mark.one_in(15)
 
 K = 3
 PAIRS = pairs()

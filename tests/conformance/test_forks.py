@@ -14,7 +14,7 @@ from tests.api.engines import bare, engine, greedy, naive
 from tests.engine.wrapped import Counted
 from tests.harness import decoder_for, expected, family_cases, finish, pairs, request, tiny_drafter
 
-pytestmark = pytest.mark.one_in(10)
+pytestmark = pytest.mark.one_in(15)
 
 K = 3
 LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4]

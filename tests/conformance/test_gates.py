@@ -15,7 +15,7 @@ from paceline.verifiers import VERIFIERS
 from tests import tiny
 from tests.harness import decoder_for, family_cases, pairs, request, tiny_drafter
 
-pytestmark = pytest.mark.one_in(10)
+pytestmark = pytest.mark.one_in(15)
 
 K = 3
 SHAPES = {"trees": Topology.branching((2, 1)), "confident trees": Confident(num_drafted=9, depth=3, width=3)}

@@ -32,7 +32,7 @@ from tests.harness import (
 )
 from tests.harness import tiny_drafter as new
 
-pytestmark = pytest.mark.one_in(10)
+pytestmark = pytest.mark.one_in(15)
 
 K = 3
 NEVER = -math.inf

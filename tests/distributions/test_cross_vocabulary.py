@@ -17,7 +17,7 @@ from tests.distributions.end_to_end import SHAPES, cases, chances, sample
 from tests.distributions.models import VOCAB, pair
 from tests.distributions.test_end_to_end import BOUND, ROWS, SEQUENCES
 
-pytestmark = pytest.mark.one_in(10)
+pytestmark = pytest.mark.one_in(15)
 
 LACKED, ORDER = 2, (3, 0, 4, 1)
 OWN = 2  # tokens that only the draft has

@@ -33,7 +33,7 @@ from tests.distributions.end_to_end import (
 from tests.distributions.gtest import g_test, holm, tail
 from tests.distributions.models import draft_logits, heads
 
-pytestmark = pytest.mark.one_in(10)
+pytestmark = pytest.mark.one_in(15)
 
 LEVEL = 1e-6
 SEQUENCES, ROWS = 1600, 800

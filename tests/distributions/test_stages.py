@@ -30,7 +30,7 @@ from tests.distributions.test_chains import BOUND, Guess, verifiers
 from tests.harness import request
 from tests.tables import TableLM, index_of, random_table
 
-pytestmark = pytest.mark.one_in(10)
+pytestmark = pytest.mark.one_in(15)
 
 SMALLEST = random_table(21)
 

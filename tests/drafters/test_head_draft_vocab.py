@@ -54,6 +54,7 @@ def masked(drafter):
     return drafter
 
 
+@pytest.mark.one_in(3)
 @every_kind
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -86,6 +87,7 @@ def test_training_logits_are_those_of_the_whole_head(kind):
     assert all(part.grad is not None for part in own.values())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sampled", [0.0, 0.8])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "linear_prophet"])
 def test_one_call_drafts_what_single_calls_do(kind, sampled):

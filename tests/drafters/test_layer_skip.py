@@ -69,7 +69,7 @@ def decode(drafter, requests, *, path=EAGER, k=3, **options):
     return run(drafter, "coupled", requests, target=target, parts=parts, k=k, **options)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @every_path
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["chain", "bushy", "binary"])
@@ -81,7 +81,7 @@ def test_nothing_skipped_accepts_everything(name, temperature, path):
     assert result.steps == math.ceil(25 / 4)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @every_path
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", SHAPES)

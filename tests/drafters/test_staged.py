@@ -22,7 +22,7 @@ from tests import tiny as models
 from tests.engine.recorded import RecordedGraphs
 from tests.harness import PerRow, decoder_for, expected, finish, request, run
 
-pytestmark = pytest.mark.one_in(11)
+pytestmark = pytest.mark.one_in(16)
 
 FOLLOWS = True
 FLOOR = 1.7  # mean acceptance length on the conformance prompts, greedy: that of its draft model alone

@@ -61,7 +61,7 @@ SHORT = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", SHORT)
 @pytest.mark.parametrize("name", ["binary", "confident"])
 def test_a_row_that_outgrows_the_drafts_reach_drafts_no_more(kind, name):
@@ -89,7 +89,7 @@ def test_a_tree_that_no_window_or_vocabulary_holds_is_refused():
         decoder_for(wide, "coupled", k=1)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @every_shape
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_full_capacity_while_another_row_is_in_mid_generation(name, draw, family):
@@ -148,7 +148,7 @@ def test_a_padded_vocabulary_is_cut_or_filled_though_it_be_narrower_than_the_tre
     assert finish(decoder, rows=list(range(len(PROMPTS))), prompts=PROMPTS).texts == [expected(r) for r in wanted]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @every_case
 def test_no_own_noise_is_consumed_twice(name, draw):
     noise = Ledger()

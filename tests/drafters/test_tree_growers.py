@@ -137,7 +137,7 @@ def check_tree(decoder, tree, draw):
                     assert tree.draw[row, node] == (Draw.FIXED if draw is Draw.NO_REPLACEMENT else draw)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @every_case
 def test_every_node_is_what_a_naive_forward_of_its_path_gives(name, draw):
     """In ragged batches of greedy and sampled rows, after any accepted paths."""
@@ -169,7 +169,7 @@ def test_output_equals_the_reference(name, draw, temperature):
         assert reached == set(range(SHAPES[name].depth + 1)), "every accepted length occurs"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("draw", Draw)
 @pytest.mark.parametrize("name", ["medusa"])
 def test_output_equals_the_reference_under_filters(name, draw):
@@ -183,7 +183,7 @@ def itself(name, draw):
     return noisy(name, draw, lm=models.target()[1])
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "draw", "temperature"),
     [(n, d, t) for n, d in CASES for t in (0.0, 1.0) if n != "confident" and (t == 0 or d is Draw.SHARED)],
@@ -212,7 +212,7 @@ def test_a_tree_is_cut_to_the_depth_of_the_plan_and_catches_up_after_pauses(name
         assert report.num_drafted == [drafter.max_nodes(depth) - 1] * len(PROMPTS)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SHAPES)
 def test_after_every_step_the_drafts_cache_equals_a_fresh_reading(name):
     draw = Draw.SHARED if name in STATIC else Draw.FIXED

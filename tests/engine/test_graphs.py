@@ -32,7 +32,7 @@ from tests.engine.recorded import RecordedGraphs
 from tests.engine.wrapped import Wrapped
 from tests.harness import Alternating, decoder_for, expected, family_cases, request, tiny_drafter
 
-pytestmark = pytest.mark.one_in(10)
+pytestmark = pytest.mark.one_in(15)
 
 LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4]
 

@@ -90,7 +90,7 @@ def drafts_of(decoder, row):
     return found
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("drafter", HEADS)
 def test_a_row_beside_plain_ones_drafts_as_well_as_alone(drafter):
     """They come before it, run beside it longer than it does, and take its place; long enough that queues overflow."""
@@ -116,7 +116,7 @@ def test_a_row_beside_plain_ones_drafts_as_well_as_alone(drafter):
     assert started == expected(others[0])[:1]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("drafter", HEADS)
 def test_what_a_plain_row_read_is_read_again_where_a_draft_is_to_follow(drafter):
     first, wanted = plain(LONG, max_tokens=20), request([*LONG, 9], max_tokens=40)
@@ -181,7 +181,7 @@ def test_a_plan_knows_how_many_requests_will_join():
     assert made.decoder.plan.waiting == [(2, 2), (1, 1), (1, 0), (1, 0)]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("drafter", HEADS)
 @pytest.mark.parametrize("recorded", [False, True], ids=["called", "recorded"])
 def test_outputs_are_the_references_while_rows_change_kinds(drafter, recorded):

@@ -42,7 +42,7 @@ def test_short_and_long_sounds_with_timestamps_in_one_batch(seed):
     assert len({len(one.segments) for one in found}) > 2  # they end at different steps
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("draft", [None, 1])
 def test_speech_tones_and_silence(tmp_path, draft):
     """Three made files: what espeak-ng says, where it is installed; tones; silence."""
@@ -61,7 +61,7 @@ def test_long_sounds_have_timestamps_without_being_asked():
     assert not transcribe(sound(1.0), model=loaded())[0].has_timestamps
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("language", ["en", "german", "<|fr|>", None])
 def test_languages_are_given_or_detected(language):
     (found,) = check([sound(1.5, 3)], language=language, return_timestamps=True)
@@ -80,14 +80,14 @@ def test_translation_has_another_prompt():
     assert tokens != list(transcribe(samples, model=loaded(1), language="de", max_new_tokens=None)[0].tokens)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("timestamps", [False, True])
 def test_a_checkpoint_for_english_alone(timestamps):
     (found,) = check([sound(1.5)], english=True, return_timestamps=timestamps)
     assert found.language is None
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", range(2))
 def test_windows_are_conditioned_on_the_text_before(seed):
     samples = sound(5.0, seed)
@@ -95,7 +95,7 @@ def test_windows_are_conditioned_on_the_text_before(seed):
     assert found.tokens != transcribe(samples, model=loaded(seed), max_new_tokens=None)[0].tokens
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "how",
     [
@@ -127,7 +127,7 @@ def thresholds(**options):
     }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("which", ["compression_ratio_threshold", "logprob_threshold"])
 def test_windows_that_fail_a_threshold_are_tried_at_the_next_temperature(which):
     given = {which: thresholds(condition_on_prev_tokens=True)[which]}

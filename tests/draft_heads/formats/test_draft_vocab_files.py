@@ -63,6 +63,7 @@ def check_few(head, target):
     assert torch.equal(head.drafting_decoder.head.weight, rows)
 
 
+@pytest.mark.one_in(2)
 @every_name
 def test_exports_keep_it_beside_files_that_are_those_of_the_whole_head(name, whole, few, target, tmp_path):
     check_few(read_head(few, target=target).head, target)
@@ -86,6 +87,7 @@ def test_exports_keep_it_beside_files_that_are_those_of_the_whole_head(name, who
     assert found == drafted(target, few) and found[0] == drafted(target, None)[0] and sum(found[1]) > 0
 
 
+@pytest.mark.one_in(2)
 @every_name
 def test_a_file_beside_a_head_that_drafts_all_tokens_gives_it_one(name, whole, few, target, tmp_path):
     export_head(whole, tmp_path / "theirs", target=target, format=name)

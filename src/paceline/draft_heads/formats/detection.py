@@ -3,11 +3,10 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.draft_heads.base import reduce_by_file
+from paceline.draft_heads.base import ReducibleConfig, reduce_by_file
 from paceline.draft_heads.formats import FORMATS
 from paceline.draft_heads.formats.base import Assumption, Format, FormatError, HeadFiles, Imported, listing
 from paceline.draft_heads.formats.unsupported import why_unsupported
-from paceline.draft_heads.layers import DRAFT_IDS
 from paceline.models.draft_vocab import FILE
 from paceline.models.native.decoder import DecoderLM
 
@@ -62,8 +61,8 @@ def read_foreign(
         config, added = reduce_by_file(found.config, files.path, target_size=target.vocab_size)
     except ValueError as error:
         raise FormatError(str(error)) from error
-    if added:
-        said = Assumption("draft_vocab_size", len(added[DRAFT_IDS]), FILE)
-        state, assumptions = {**found.state, **added}, (*found.assumptions, said)
-        found = replace(found, config=config, state=state, assumptions=assumptions)
+    if isinstance(config, ReducibleConfig):
+        said = Assumption("draft_vocab_size", config.draft_vocab_size, FILE if added else f"no {FILE}: all tokens")
+        assumptions = (*found.assumptions, said)
+        found = replace(found, config=config, state={**found.state, **added}, assumptions=assumptions)
     return Foreign(files=files, format=of, imported=found)
