@@ -1,5 +1,6 @@
-"""Weights copied to huge pages are unchanged and aligned; unwritten cache slots take no memory."""
+"""Weights copied to huge pages are unchanged and aligned; unwritten cache slots take no memory; freed memory is kept."""
 
+import subprocess
 import sys
 
 import psutil
@@ -61,3 +62,29 @@ def test_kernel_slots_take_memory_when_written():
     assert written <= resident().rss - before < written + size / 100
     del cache
     assert resident().rss - before < size / 100
+
+
+FAULTS = """
+import resource
+import torch
+from paceline.models.memory import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.empty(16 << 20, dtype=torch.uint8).fill_(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+first = faults()
+keep_freed_memory()
+faults()
+print(first, faults())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc alone")
+def test_freed_memory_is_not_cleared_again():
+    """In a process of its own, for it is for good: pages are touched for the first time once, and not in each turn."""
+    found = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    first, kept = map(int, found.stdout.split())
+    assert first > 20 * (16 << 20) / 2**21 and kept < first / 10
