@@ -1,4 +1,4 @@
-"""Weights copied to huge pages are unchanged and aligned; unwritten cache slots take no memory; freed memory is kept."""
+"""Weights copied to huge pages are unchanged and aligned; unwritten slots take no memory; freed memory is kept."""
 
 import subprocess
 import sys
