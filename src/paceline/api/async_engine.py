@@ -193,7 +193,11 @@ class AsyncEngine:
         if self.draining:
             raise DrainingError("the engine is ending, and takes no more requests")
         if not self.alive:
-            raise EngineError("the engine's thread does not run: enter the AsyncEngine with `async with`")
+            raise EngineError(
+                "the engine's thread does not run: enter the AsyncEngine with `async with`"
+                if self._thread is None
+                else "the engine has ended: make another"
+            )
 
     # What follows runs in the engine's thread; from ``_finish`` on, in the event loop.
 
