@@ -21,7 +21,7 @@ from tests.api.engines import LONG, bare, engine, naive, read_by
 from tests.drafters.test_candidates import InTurn
 from tests.harness import guessable_target, pairs, tiny_drafter
 
-pytestmark = pytest.mark.one_in(10)
+pytestmark = pytest.mark.one_in(14)
 
 PROMPTS = [LONG, [5, 9, 2], [8, 8, 8, 8], [3, 1, 4, 1, 5, 9], [60, 0]]
 PARAMS = [

@@ -66,7 +66,7 @@ def permuted(tmp_path_factory):
     return folder
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["byte level", "sentencepiece"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

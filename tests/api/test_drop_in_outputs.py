@@ -36,7 +36,7 @@ def drafting(family, given):
     return {name: assistant_of(family) if value == "noisy" else value for name, value in given.items()}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("draft", [{}, {**DRAFT, "batch_size": 3}], ids=["plain", "drafted"])
 @pytest.mark.parametrize("name", GREEDY)

@@ -22,7 +22,7 @@ from tests.api.checkpoints import CONTEXT, pair, without_tokenizer
 from tests.api.engines import bare, engine, greedy, naive, read_by
 from tests.tables import TableLM, deviation, random_table
 
-pytestmark = pytest.mark.one_in(8)
+pytestmark = pytest.mark.one_in(11)
 
 PROMPTS = ["def add(first,", "x", "for item in items:\n    print(item)\nfor item in"]
 PARAMS = {

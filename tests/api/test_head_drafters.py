@@ -111,7 +111,7 @@ def test_speculative_config_may_name_a_head_and_a_tree(kind, folder):
         assert result.token_ids == plain and sum(result.stats.drafted) > 0
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @every_kind
 def test_tree_search_runs_for_every_head(kind, folder):
     target = load(pair().target, device="cpu")
@@ -168,7 +168,7 @@ def test_invalid_exit_layer_is_reported_in_one_line(capsys):
         build_drafter("early_exit:exit_layer=1", target=target)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @every_kind
 @pytest.mark.parametrize("option", ["--draft", "--drafter"])
 def test_commands_take_a_head_directory(option, kind, folder, capsys):

@@ -34,7 +34,7 @@ def both(kind, drafting=None, **options):
     return model.generate(**options), paceline.hf.generate(model, **options, **(drafting or {}))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "options",

@@ -102,7 +102,7 @@ def test_refused_options_raise_with_their_reason(name):
         SamplingParams(**{name: REFUSED_VALUES[name]})
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", HONOURED_OPTIONS)
 def test_supported_options_give_the_same_output_on_chains_and_trees(name):
     plain = run("none", ACTIVE[name])
@@ -127,7 +127,7 @@ def describe(result):
     return result.token_ids, result.text, result.logprobs, result.prompt_logprobs, result.sample
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", [option.name for option in OPTIONS if option.drafts and option.refusal is None])
 def test_draft_of_the_same_model_is_accepted_whole(name):
     for verifier in ("coupled", "rejection", "recursive"):
@@ -141,7 +141,7 @@ def banned(results, tokens):
     return any(token in tokens for one in results for token in one.token_ids)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("verifier", VERIFIERS.builtin)
 def test_bans_are_kept_by_every_verifier(verifier):
     lossy = VERIFIERS.find(verifier)

@@ -180,14 +180,14 @@ def run(way, fields):
     return results
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", THEIRS)
 def test_distribution_matches_transformers_processors(case, way):
     assert_logprobs(run(way, THEIRS[case]), lambda num_prompt: distribution_of_transformers(THEIRS[case], num_prompt))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", VLLM)
 def test_distribution_matches_vllm(case, way):
@@ -202,7 +202,7 @@ def test_options_of_the_tables_change_the_output():
         )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", THEIRS)
 def test_processed_tokens_do_not_depend_on_the_drafter(case):
     plain = [result.token_ids for result in run("plain", THEIRS[case])]

@@ -19,7 +19,7 @@ from paceline.verifiers import VERIFIERS
 from tests import harness
 from tests.api.engines import engine, naive
 
-pytestmark = pytest.mark.one_in(10)
+pytestmark = pytest.mark.one_in(14)
 
 PAIRS = harness.pairs()
 LONG = [7, 3, 5, 60, 2, 2, 9, 41, 8, 8, 13, 30, 1, 0, 5, 5, 17, 22, 6, 4, 50, 11]  # long enough to be shared

@@ -96,7 +96,7 @@ USES = {
 }
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("use", USES)
 def test_a_dropped_engine_is_released_at_once(use, uncollected):
     pair()  # whose progress bar keeps a thread

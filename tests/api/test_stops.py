@@ -13,7 +13,7 @@ from tests.api.checkpoints import pair
 from tests.api.engines import bare, engine, greedy, naive, read_by
 from tests.api.scripted import DRAFTS, TEXT, draft, script, target, tokenizer
 
-pytestmark = pytest.mark.one_in(8)
+pytestmark = pytest.mark.one_in(11)
 
 K = 4
 SCRIPT = script()

@@ -40,7 +40,7 @@ def speedup(acceptance, depth, *, rows=1, growth, draft):
     return expected * plain / (1 + growth * (rows * (1 + depth) - 1) + draft * depth)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("acceptance", [0.3, 0.8])
 def test_the_advice_is_what_the_machine_gives(acceptance, rows):

@@ -41,7 +41,7 @@ def test_axes_move_one_count_and_hold_the_others():
     assert {(point.rows, point.nodes) for point in context.points} == {(1, 1)} and len(context.points) == 7
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("point", "depths"),
     [

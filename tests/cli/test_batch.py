@@ -224,7 +224,7 @@ OTHER_RUNS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("case", OTHER_RUNS)
 @pytest.mark.parametrize("place", ["file", "journal"])
 def test_other_options_are_refused_by_what_differs_unless_overwriting(case, place, prompts, tmp_path, capsys):

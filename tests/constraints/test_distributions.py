@@ -20,7 +20,7 @@ from tests.distributions.trees import SHAPES, TableTrees
 from tests.harness import request
 from tests.tables import TableLM, random_table
 
-pytestmark = pytest.mark.one_in(8)
+pytestmark = pytest.mark.one_in(11)
 
 # A state that forces its token, states that forbid one, and a memory longer than the table's.
 LANGUAGE = Language(({0: 0, 1: 1, 2: 2}, {0: 0, 2: 2}, {0: 2, 1: 3}, {2: 0}), size=3)

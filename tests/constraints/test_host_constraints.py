@@ -21,7 +21,7 @@ from tests.engine.test_scheduler import CHOSEN, ORDERS, drain, scheduler, schedu
 from tests.engine.wrapped import Breaking
 from tests.harness import decoder_for, expected, request, tiny_drafter
 
-pytestmark = pytest.mark.one_in(10)
+pytestmark = pytest.mark.one_in(14)
 
 # Three classes of tokens in a circle, and a class that leads back: half of the tokens are forbidden everywhere.
 CIRCLE = Language(

@@ -59,7 +59,7 @@ def chain(table, verifier, k, warp):
     return found.accepted, warped(target, WARPS[warp]), warped(draft, WARPS[warp])
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(8)
 @every_table
 @pytest.mark.parametrize("warp", ["plain", "top-k"])
 @pytest.mark.parametrize("k", [1, 2, 3])

@@ -63,7 +63,7 @@ def cases():
                         yield pytest.param(name, drafter, table, warp, k, steps, marks=marks, id=label)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("verifier", "drafter", "table", "warp", "k", "steps"), list(cases()))
 def test_the_distribution_is_the_targets(verifier, drafter, table, warp, k, steps):
     target, draft = TABLES[table]

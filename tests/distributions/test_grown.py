@@ -36,7 +36,7 @@ def cases():
                         yield pytest.param(name, draw, shape, table, warp, marks=marks, id=label)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("verifier", "draw", "shape", "table", "warp"), list(cases()))
 def test_the_distribution_is_the_targets(verifier, draw, shape, table, warp):
     target, draft = TABLES[table]

@@ -40,7 +40,7 @@ ADVERSARIES = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("table", ["full support", "zeros after some contexts"])
 @pytest.mark.parametrize("plan", ADVERSARIES)
 @pytest.mark.parametrize("verifier", [name for name, _ in verifiers()])

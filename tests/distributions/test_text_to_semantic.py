@@ -34,7 +34,7 @@ def after(naive, count):
     return torch.stack([naive(torch.tensor([[START, *tokens]])).logits[0, -1].softmax(-1) for tokens in sequences])
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("guided", [False, True])
 @pytest.mark.parametrize(("k", "steps"), [(2, 1), (1, 2)])
 @pytest.mark.parametrize("verifier", ["rejection", "block"])

@@ -11,7 +11,7 @@ from tests import tiny as models
 from tests.drafters.test_staged import Counted, asked, drafts_of, oracle
 from tests.harness import PerRow, decoder_for, expected, request, run
 
-pytestmark = pytest.mark.one_in(10)
+pytestmark = pytest.mark.one_in(14)
 
 FOLLOWS = True
 FLOOR = 1.5  # mean acceptance length on the conformance prompts, greedy

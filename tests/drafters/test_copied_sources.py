@@ -52,7 +52,7 @@ def decoded(drafter, requests, rows=None):
     return finish(decoder, rows=rows, prompts=[one.tokens for one in requests])
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("rows", [[0], [2, 0, 3, 1]])
 @pytest.mark.parametrize("drafter", LOOKS_IN_THE_SOURCE)

@@ -31,7 +31,7 @@ from tests.engine.test_graphs import Side, ragged
 from tests.engine.wrapped import Wrapped
 from tests.harness import Alternating, decoder_for, expected, finish, planned_step, request, run
 
-pytestmark = pytest.mark.one_in(10)
+pytestmark = pytest.mark.one_in(14)
 
 
 class Resuming(Wrapped):

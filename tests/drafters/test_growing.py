@@ -19,7 +19,7 @@ from tests.drafters import test_early_exit, test_layer_skip, test_model
 from tests.engine.wrapped import Wrapped
 from tests.harness import Alternating, decoder_for, expected, request, run, tiny_drafter
 
-pytestmark = pytest.mark.one_in(10)
+pytestmark = pytest.mark.one_in(14)
 
 GROWING = [name for name in DRAFTERS.builtin if issubclass(DRAFTERS.find(name), GrowingDrafter)]
 FEATURE_HEADS = ("medusa", "hydra", "mlp_speculator")

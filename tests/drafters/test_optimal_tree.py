@@ -21,7 +21,7 @@ def every_topology(num_drafted, depth, ranks):
                 yield Topology(chosen)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("rates", [(0.6, 0.2, 0.1), (0.4, 0.35), (0.9,), (0.2, 0.5, 0.1), (0.5, 0.0, 0.3)])
 @pytest.mark.parametrize(("num_drafted", "depth"), [(0, 2), (1, 1), (3, 2), (4, 2), (5, 3), (4, 0)])
 def test_no_topology_of_that_size_accepts_more(rates, num_drafted, depth):

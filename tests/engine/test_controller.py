@@ -51,7 +51,7 @@ def test_useless_drafts_cost_little(rows, machine):
     assert long.speedup >= 0.97 and short.speedup >= 0.93
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.8, 0.95])
 @pytest.mark.parametrize("rows", [1, 8])

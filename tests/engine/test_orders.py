@@ -41,7 +41,7 @@ def both(*args, **options):
     return (scheduler(*args, order=order, **options) for order in ("at once", "overlapped"))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 @pytest.mark.parametrize("rows", [1, 3])

@@ -70,7 +70,7 @@ def drain(made, outputs=()):
     return texts, outputs
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 def test_any_number_of_requests_passes_through_any_number_of_rows(drafter):
     wanted = [request([5, index, 7][: 1 + index % 3], max_tokens=3 + 5 * index % 11) for index in range(9)]
@@ -159,7 +159,7 @@ def test_rows_are_reused_the_longest_unused_first():
     assert made.decoder.batch.active.tolist() == [False, True, True]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 @pytest.mark.parametrize("at", range(4))
 def test_a_request_that_cannot_be_admitted_fails_alone(drafter, at):
@@ -272,7 +272,7 @@ TORN = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("drafter", ["none", "model"])
 @pytest.mark.parametrize("case", [*TORN, "before reading"])
 def test_requests_of_an_interrupted_step_end_with_an_error(drafter, case, order, monkeypatch):

@@ -146,7 +146,7 @@ def test_the_step_runs_on_fake_tensors(verifier, sampling):
             decoder.results()
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.one_in(14)
 @same_tokens
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "top_k": 9}], ids=str)
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from tests import reference, tiny
 from tests.harness import decoder_for, expected, finish, request, tiny_drafter
 from tests.models.context_lm import INPUTS, SIZE, context, pair
 
-pytestmark = pytest.mark.one_in(10)
+pytestmark = pytest.mark.one_in(14)
 
 PROMPT = [7, 3, 5, 60, 2]
 LONG = [*PROMPT, *range(10, 10 + MIN_SHARED)]

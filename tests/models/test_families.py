@@ -40,7 +40,7 @@ def test_float64_logits_match_to_rounding(name):
     check_nodes(ours(tree, ours.new_cache(1, 16).view()).logits, tree, model, [[]], atol=1e-12)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", ["qwen3", "gpt_neox", "olmo2", "phi3-partial", "gemma", "granite", "smollm3"])
 def test_the_step_runs_on_fake_tensors(name):
     _, ours = pair(name)
@@ -52,7 +52,7 @@ def test_the_step_runs_on_fake_tensors(name):
             decoder.step()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", ["gemma", "gpt_neox", "olmo2", "smollm3"])
 def test_the_forward_compiles_to_one_graph(name):
     _, ours = pair(name)

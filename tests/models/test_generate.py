@@ -14,7 +14,7 @@ from tests.harness import expected, request, run
 from tests.models.adapter_models import MODELS, adapted
 from tests.models.layouts import LAYOUTS, pair, texts
 
-pytestmark = pytest.mark.one_in(10)
+pytestmark = pytest.mark.one_in(14)
 
 PROMPTS = [texts(1, length, seed=length)[0].tolist() for length in (1, 9, 23)]
 NEW = 64

@@ -51,7 +51,7 @@ def scored(lm, cache):
     return [output.logits, *(output.hidden[tap] for tap in range(4))]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @every_path
 @every_set
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -47,7 +47,7 @@ def drawn(grammar, seed):
     return None
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("beginning", [None, "open", "inside"])
 @pytest.mark.parametrize("required", [True, False])
 @pytest.mark.parametrize("form", TOOL_FORMATS)

@@ -21,7 +21,7 @@ async def asked(client, body):
     return response.json()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("parser", list(HINTS))
 def test_forced_calls_match_their_schema_drafted_and_plain(parser):
     async def check():

@@ -146,7 +146,7 @@ def test_only_the_last_layers_are_trained_where_asked(folder, tmp_path):
     assert {name for name in whole if name.startswith(("blocks.2.", "norm."))} == names
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("at", [START - 1, START, START + 1, START + WARMUP])
 def test_run_resumes_across_the_stages(at, folder, tmp_path):
     every = {"checkpoints": {"every": 1}}

@@ -28,7 +28,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("cut", [3, 5, 8, 11])
 @pytest.mark.parametrize("fields", OPTIONS.values(), ids=OPTIONS)
 def test_resumed_run_matches_uninterrupted_run_bitwise(cut, fields, tmp_path):

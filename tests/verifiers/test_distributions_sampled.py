@@ -12,7 +12,7 @@ from paceline.verifiers import VERIFIERS
 from tests.harness import decoder_for, request
 from tests.tables import TableLM, deviation, index_of, joint, random_table
 
-pytestmark = pytest.mark.one_in(8)
+pytestmark = pytest.mark.one_in(11)
 
 ROWS = 40_000
 LENGTH = 4

@@ -44,7 +44,7 @@ def each(table):
     )
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @each(VERIFIERS)
 @pytest.mark.parametrize("one_distribution", [True, False])
 def test_the_distribution_is_the_targets(kind, shape, one_distribution):
@@ -53,7 +53,7 @@ def test_the_distribution_is_the_targets(kind, shape, one_distribution):
         assert distance(found) < 1e-12
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @each(RAGGED)
 def test_invalid_nodes_are_as_if_absent(kind, shape):
     for valid in partial(SHAPES[shape]):

@@ -58,7 +58,7 @@ def decided(ops, shape, logits):
     return batch.step_logprobs.read(batch.num_logprobs, ended.num_committed.tolist())
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("vocab", [9, 300, 5000])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -101,7 +101,7 @@ def assert_same(got, wanted):
     torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", PARENTS)
 @pytest.mark.parametrize("kind", KINDS)
