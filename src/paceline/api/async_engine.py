@@ -193,7 +193,7 @@ class AsyncEngine:
         if self.draining:
             raise DrainingError("the engine is ending, and takes no more requests")
         if not self.alive:
-            raise EngineError("the engine has ended: make another" if self._thread else "enter the AsyncEngine with `async with`")
+            raise EngineError("the engine has ended" if self._thread else "enter the AsyncEngine with `async with`")
 
     # What follows runs in the engine's thread; from ``_finish`` on, in the event loop.
 
