@@ -63,7 +63,7 @@ def reduce_by_file(
     if ids is None:
         return config, {}
     if not isinstance(config, ReducibleConfig) or config.draft_vocab_size is not None:
-        raise ValueError(f"{folder / FILE}: this head's own tensors say which tokens it drafts; remove the file")
+        raise ValueError(f"{folder / FILE}: this head says by itself which tokens it drafts; remove the file")
     return config.model_copy(update={"draft_vocab_size": len(ids)}), {DRAFT_IDS: ids}
 
 

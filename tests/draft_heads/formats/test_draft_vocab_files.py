@@ -107,12 +107,12 @@ def test_files_that_cannot_be_honoured_are_refused(name, whole, few, target, tmp
         with pytest.raises(error, match=f"{FILE}: .* of 0 to {target.lm.vocab_size - 1}"):
             read_head(folder, target=target)
     write_draft_vocab(few, torch.tensor(WANTED))
-    with pytest.raises(HeadError, match="own tensors say which tokens it drafts; remove the file"):
+    with pytest.raises(HeadError, match="says by itself which tokens it drafts; remove the file"):
         read_head(few, target=target)
     other = save(make("eagle3", target.lm), target, tmp_path / "eagle3")
     export_head(other, tmp_path / "theirs3", target=target, format="eagle3")
     write_draft_vocab(tmp_path / "theirs3", torch.tensor(WANTED))
-    with pytest.raises(FormatError, match="own tensors say which tokens it drafts; remove the file"):
+    with pytest.raises(FormatError, match="says by itself which tokens it drafts; remove the file"):
         read_head(tmp_path / "theirs3", target=target)
 
 
