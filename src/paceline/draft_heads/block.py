@@ -29,10 +29,13 @@ from paceline.draft_heads.layers import (
     random_weights,
     sample_anchors,
 )
-from paceline.draft_heads.markov import MARKOV_HEADS, MarkovSizes
+from paceline.draft_heads.markov import MARKOV_HEADS, MarkovHead, MarkovSizes
+from paceline.models.block_input import BlockInput
 from paceline.models.native.attention import CausalAttention
+from paceline.models.native.blocks import Block
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.native.layers import RMSNorm
+from paceline.models.native.qkv import NormRotateQK
 
 CHUNK = 64  # anchors that are unrolled at once
 
@@ -159,6 +162,27 @@ class BlockHead(DraftHead):
         assert self.decoder.rotary is not None
         table = self.decoder.rotary(positions, states.dtype)
         return projection(self.norm(self.multiply(self.fc, states)), table)
+
+    def block_input(self, projection: ContextProjection) -> BlockInput | None:
+        """How a kernel drafts by the weights that it has now; None where it cannot."""
+        options, markov = self.options, self.markov
+        if projection.layer is None or options.conv_taps or options.candidates is not None:
+            return None
+        if markov is not None and type(markov) is not MarkovHead:
+            return None
+        heads = [block.attention.heads for block in self.decoder.blocks if isinstance(block, Block)]
+        return BlockInput(
+            num_slots=options.block_size,
+            first_slot=options.first_slot,
+            product=self.fc,
+            norm=self.norm,
+            keys_values=projection.layer,
+            key_norms=[one.key_norm for one in heads if isinstance(one, NormRotateQK)],
+            mask=self.mask_embedding().contiguous(),
+            markov=None if markov is None else (markov.before, markov.after),
+            confidence=self.confidence,
+            draft_ids=self.draft_ids,
+        )
 
     def predict_confidence(self, states: Tensor, before: Tensor) -> Tensor:
         """Log odds [...] of acceptance of tokens after ``before`` [...] by ``states`` [..., H] after the last layer.

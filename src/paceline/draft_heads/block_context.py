@@ -31,6 +31,7 @@ class ContextProjection:
     eps: float
     num_layers: int
     num_kv_heads: int
+    layer: nn.Linear | None  # the matrix, where ``multiply`` is a kernel; None: it is PyTorch
 
     @staticmethod
     def of(decoder: DecoderLM, *, kernels: bool = False) -> "ContextProjection":
@@ -49,12 +50,14 @@ class ContextProjection:
             if isinstance(heads, NormRotateQK):
                 norms.append(heads.key_norm.get_parameter("weight"))
         weight, bias = torch.cat(weights), torch.cat(biases) if biases else None
+        layer = _packed(weight, bias) if kernels else None
         return ContextProjection(
-            multiply=_kernel_for(weight, bias) if kernels else partial(F.linear, weight=weight, bias=bias),
+            multiply=partial(F.linear, weight=weight, bias=bias) if layer is None else linear_for(layer, weight.dtype),
             key_norm=torch.stack(norms)[:, None] if norms else None,
             eps=config.norm_eps,
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
+            layer=layer,
         )
 
     def __call__(self, features: Tensor, table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -68,12 +71,12 @@ class ContextProjection:
         return rotate(keys.flatten(2, 3), *table).view(keys.shape), values
 
 
-def _kernel_for(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def _packed(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
         layer.bias = nn.Parameter(bias, requires_grad=False)
-    return linear_for(pack_layer(layer, weight.dtype), weight.dtype)
+    return pack_layer(layer, weight.dtype)
 
 
 @final

@@ -22,7 +22,7 @@ from paceline.drafters.growing import DraftInput, GrowingDrafter
 from paceline.drafters.hidden_states import PendingStates, check_head_target, made_of_valid
 from paceline.drafters.tree.base import GrownTree
 from paceline.drafters.tree.shapes import Shape
-from paceline.models.base import LM, LogitsFor
+from paceline.models.base import LM, FusedDrafting, LogitsFor, PendingInputs
 from paceline.models.prefill import CHUNK
 
 MAX_SKIPPED_STEPS = 32  # steps without a draft until the states that have collected are read
@@ -38,7 +38,8 @@ class BlockDrafter(GrowingDrafter):
     They are independent of each other: tokens that are drawn from them one by one fit badly together, so by default
     (``draws`` None) the likeliest ones are proposed. Any other draw is as exact. With a Markov head (DSpark,
     2607.05147), which is asked token by token, each has a distribution that depends on the one before, and all draws
-    are offered. With a confidence head, this says where chains end early.
+    are offered. With a confidence head, this says where chains end early. Where a kernel can, it drafts a chain in one
+    call.
 
     ``shape`` (None: a chain) is what it drafts, no deeper than a block. ``lm`` (None: the head's decoder) runs
     ``head.decoder``. Raises ValueError if the shape allows none of the draws.
@@ -47,6 +48,7 @@ class BlockDrafter(GrowingDrafter):
     inputs = frozenset({DraftInput.EMBEDDING, DraftInput.HIDDEN})
     origins = ("block",)
     joins = True
+    maps_fused = True
 
     def __init__(
         self,
@@ -100,11 +102,16 @@ class BlockDrafter(GrowingDrafter):
     def check_target(self, context: DrafterContext) -> None:
         check_head_target(context, num_layers=self.head.num_target_layers, vocab_size=self.head.target_vocab)
 
+    def bind(self, context: DrafterContext) -> None:
+        """How the head reads states and drafts, by the weights that it has now."""
+        with torch.no_grad():
+            self.projection = self.head.context_projection()
+            self.block_input = self.head.block_input(self.projection)
+
     def allocate(self, context: DrafterContext, *, max_expanded: int) -> None:
         """The cache of the sequences, and queues of states that are not in it yet."""
         rows, device, decoder, size = context.rows, context.device, self.head.decoder, self.head.options.block_size
         with torch.no_grad():
-            self.projection = self.head.context_projection()
             mask = self.head.mask_embedding()
         self.hidden = mask.expand(rows, size, -1).contiguous()
         slots = torch.arange(size, device=device)
@@ -149,16 +156,27 @@ class BlockDrafter(GrowingDrafter):
             self._read(view, chunk, (admission.known - view.length).clamp(0, chunk.shape[1]))
 
     def prepare(self, batch: Batch, depth: int) -> None:
-        """Read the queued states of all rows."""
+        """Note how deep the draft is."""
         self.draft_depth = depth
-        self._read_queue(self.num_read)
 
     def can_draft_fused(self, context: DrafterContext) -> bool:
-        """One call gives the logits of every depth as it is."""
-        return False
+        """Where the head says how it drafts."""
+        return super().can_draft_fused(context) and self.block_input is not None
+
+    def draft_fused(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
+        """Read the queued states of all rows and draft in one call."""
+        assert isinstance(self.lm, FusedDrafting)
+        count = self.unread.count
+        pending = PendingInputs(count=count, max_count=self.num_read, states=self.unread.states, block=self.block_input)
+        if not self.lm.draft_fused(batch, self.cache, pending, tokens, valid, greedy=greedy):
+            return False
+        self.cache.commit(count)
+        count.zero_()
+        return True
 
     def read_root(self, batch: Batch) -> Tensor:
-        """The logits of all depths of the draft; those of the first."""
+        """Read the queued states and a block: the logits of all depths of the draft; those of the first."""
+        self._read_queue(self.num_read)
         tree = Tree(
             tokens=F.pad(batch.root[:, None], (0, self.slots.shape[1] - 1)),  # those of masked slots are not embedded
             parents=self.slots - 1,

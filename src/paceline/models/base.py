@@ -19,6 +19,7 @@ from paceline.core.batch import Batch
 from paceline.core.cache import SlotCache, View
 from paceline.core.context import ContextInput
 from paceline.core.tree import Draw, Resume, Tree
+from paceline.models.block_input import BlockInput
 from paceline.models.depth_models import DepthModels
 
 
@@ -157,7 +158,8 @@ class PendingInputs:
     """Inputs of each row up to its root that are not in the cache yet: its newest tokens, or ``states`` instead.
 
     With ``pairs`` or ``depth_models``, ``states`` are features, each paired with the token after it; the last one's is
-    the root, which ``count`` and ``max_count`` include then, and a row with a count of 0 reads nothing.
+    the root, which ``count`` and ``max_count`` include then, and a row with a count of 0 reads nothing. With ``block``
+    they are the target's states at the taps, and the cache takes nothing but these.
     """
 
     count: Tensor  # [B] int64, without the root; a row with a negative count reads nothing, not even the root
@@ -168,12 +170,13 @@ class PendingInputs:
     input_projection: InputProjection | None = None  # applied to states; not with shared layers
     pairs: PairInput | None = None  # neither with shared layers nor an input projection
     depth_models: DepthModels | None = None  # in place of the LM, with one state per row; with nothing of the above
+    block: BlockInput | None = None  # how the head reads them and drafts all depths at once; with nothing of the above
     own_ids: Tensor | None = None  # [D] int64 the target ids of the LM's logits; None: the same
 
     @property
     def draft_ids(self) -> Tensor | None:
         """The target ids of the logits [D]; None: the same."""
-        reads = self.pairs or self.depth_models
+        reads = self.pairs or self.depth_models or self.block
         return self.own_ids if reads is None else reads.draft_ids
 
 

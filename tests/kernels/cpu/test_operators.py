@@ -12,6 +12,8 @@ from paceline.core.request import Processing, Request
 from paceline.core.sampling import Sampling
 from paceline.core.stats import Stats
 from paceline.core.tree import Tree
+from paceline.draft_heads.block import BlockHead
+from paceline.draft_heads.block_config import BlockConfig
 from paceline.draft_heads.medusa import MedusaConfig, MedusaHead
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
@@ -149,7 +151,7 @@ def drafts():
     tokens, valid = torch.ones(ROWS, 1 + DEPTH, dtype=torch.int64), torch.ones(ROWS, 1 + DEPTH, dtype=torch.bool)
     chain = (batch.processing.vocab_size, batch.tokens, batch.length, tokens, valid, False)
     count = torch.zeros(ROWS, dtype=torch.int64)
-    alone = (*[None] * 9, (), None, None)
+    alone = (*[None] * 13, (), None, None)
     yield "draft_fused", flat(*called, *[None] * 14, *chain, *[None] * 3, count, 0, None, *alone)
     states = torch.zeros(ROWS, 1, size, dtype=model.dtype)
     hidden = torch.zeros(ROWS, 1 + DEPTH, size, dtype=model.dtype)
@@ -157,7 +159,16 @@ def drafts():
     HELD.append(models)
     reads = (count + 1, 1, states, None, None, models.handle)
     yield "draft_fused", flat(*called, *[None] * 14, *chain, *[None] * 3, *reads, *alone[3:])
-    shared = (None, None, None, None, handle, KVView.of(other), other.layers, hidden, torch.ones_like(hidden))
+    config = BlockConfig(block_size=5, mask_token_id=1, taps=(1,), num_layers=1)
+    head = BlockHead.make(config, model.lm, generator=torch.Generator()).requires_grad_(False)
+    head.use_kernels()
+    block, drafter = head.block_input(head.context_projection()), CpuDecoder(head.decoder)
+    own = drafter.new_cache(ROWS, 24).view()
+    HELD.extend((block, drafter, own))
+    called_block = (drafter._kernel_model.handle, own.storage.workspace.address, KVView.of(own), own.layers, called[4])
+    reads = (count + 1, 1, torch.randn_like(states), None, None, None, block.handle)
+    yield "draft_fused", flat(*called_block, *[None] * 14, *chain, *[None] * 3, *reads, *alone[4:])
+    shared = (None, None, None, None, None, handle, KVView.of(other), other.layers, hidden, torch.ones_like(hidden))
     batch.early_stop.plan(StopRule(((0.6,) * LEVELS,) * ROWS, (0.5,) * ROWS))  # after one token
     batch.early_stop.notes.zero_()
     stops = batch.early_stop.columns

@@ -125,6 +125,20 @@ class DepthModel(Structure):
     _fields_ = [("model", Model), ("pair", PairInput)]
 
 
+class BlockInput(Structure):
+    """How a head drafts blocks; what is null is not there."""
+
+    __slots__ = ()
+
+    _fields_ = [
+        *((name, c_int64) for name in "slots first_slot".split()),
+        *((name, Operation) for name in "product norm keys_values".split()),
+        ("key_norms", ctypes.POINTER(Operation)),
+        *((name, c_void_p) for name in "mask before".split()),
+        *((name, Operation) for name in "after confidence".split()),
+    ]
+
+
 class Call(Structure):
     """The arguments of one forward: the tree, the cache and the outputs. Steps are strides in elements, not bytes."""
 
@@ -151,7 +165,8 @@ class Call(Structure):
         ("resumed", c_void_p),
         *((name, c_int64) for name in "resumed_row_step resumed_step resumed_layer".split()),
         ("pair", ctypes.POINTER(PairInput)),
-        ("outputs", c_void_p),
+        *((name, c_void_p) for name in ("outputs", "wanted")),
+        ("wanted_step", c_int64),
     ]
 
 
@@ -174,6 +189,7 @@ class FusedDraft(Structure):
         *((name, c_int64) for name in ("added_row_step", "added_step")),
         *((name, c_void_p) for name in "least acceptance notes target_ids".split()),
         ("depth_models", ctypes.POINTER(DepthModel)),
+        ("block", ctypes.POINTER(BlockInput)),
     ]
 
 

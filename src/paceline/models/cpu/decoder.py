@@ -150,6 +150,7 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
             None if pending.input_projection is None else pending.input_projection.handle,
             None if pending.pairs is None else pending.pairs.handle,
             None if pending.depth_models is None else pending.depth_models.handle,
+            None if pending.block is None else pending.block.handle,
             pending.draft_ids,
             shared._kernel_model.handle if isinstance(shared, CpuDecoder) else None,
             None if shared_layers is None else KVView.of(shared_layers.cache),
@@ -168,12 +169,16 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
             width = self.lm.config.hidden_size if projection is None else projection.product.in_features
             if pending.depth_models is not None:
                 width = pending.depth_models.depths[0].state_size
+            if pending.block is not None:
+                width = pending.block.product.in_features
             assert states.dtype == dtype and states.stride(-1) == 1 and states.shape[-1] == width
             assert states.shape[1] >= pending.max_count + (shared is not None)
         if pending.pairs is not None:
             assert states is not None and projection is None and shared is None
         if pending.depth_models is not None:
             assert states is not None and pending.max_count == 1 and pending.pairs is projection is shared is None
+        if pending.block is not None:
+            assert states is not None and pending.pairs is pending.depth_models is projection is shared is None
         if shared is not None:
             assert states is not None and projection is None
             assert shared.hidden.is_contiguous() and shared.hidden.dtype == dtype

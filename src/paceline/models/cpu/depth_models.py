@@ -25,11 +25,8 @@ BUFFERS = {Place.INPUT: Buffer.PAIR, Place.STREAM: Buffer.STREAM, Place.INNER: B
 
 def compile_depths(
     lm: DecoderLM, models: DepthModels
-) -> tuple[ctypes.Array[KernelDepth], Sequence[Tensor], tuple[object, ...]]:
-    """The depths for the kernel, the weights that they point to, and the arrays to keep alive.
-
-    ``lm`` is the head's decoder. Raises UnsupportedError for a part that the kernel lacks.
-    """
+) -> tuple[ctypes.Array[KernelDepth], Sequence[Tensor], Sequence[object]]:
+    """The depths for the kernel; see models/cpu/program.compile_pair_input. ``lm`` is the head's decoder."""
     writer, arrays, compiled = OperationWriter(lm), list[object](), []
     for depth in models.depths:
         operations = [_operation(one, depth, writer) for one in depth.operations]
@@ -45,7 +42,7 @@ def compile_depths(
             output_size=depth.input_size if whole else depth.stream_size,
         )
         compiled.append(KernelDepth(model=_model(lm, depth, writer), pair=pair))
-    return (KernelDepth * len(compiled))(*compiled), writer.refs, tuple(arrays)
+    return (KernelDepth * len(compiled))(*compiled), writer.refs, arrays
 
 
 def _model(lm: DecoderLM, depth: DepthModel, writer: OperationWriter) -> Model:

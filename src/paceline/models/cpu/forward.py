@@ -4,10 +4,10 @@ B rows, n nodes, V vocabulary, H hidden size.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import count
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 from weakref import WeakValueDictionary
 
 import torch
@@ -19,14 +19,19 @@ from paceline.core.sampling import COLUMNS
 from paceline.kernels.cpu.instruction_set import current_set, load_kernel
 from paceline.kernels.cpu.operators import WORKSPACES, entry, kernel_op, pointers_of, row_major
 from paceline.kernels.cpu.sampling import ProcessorTensors, sampling_options
-from paceline.kernels.cpu.structs import Buffer, Call, FusedDraft, Operation
-from paceline.kernels.cpu.structs import DepthModel as KernelDepth
-from paceline.kernels.cpu.structs import PairInput as KernelPairInput
+from paceline.kernels.cpu.structs import Buffer, Call, FusedDraft
 from paceline.models.base import INPUT_PROJECTIONS, PAIR_INPUTS, InputProjection, LogitsFor, PairInput
+from paceline.models.block_input import BLOCK_INPUTS, BlockInput
 from paceline.models.cpu.depth_models import compile_depths
 from paceline.models.cpu.kv_view import KVView
 from paceline.models.cpu.packed_weights import PackedEmbedding, packed_set
-from paceline.models.cpu.program import Program, compile_input_projection, compile_pair_input, compile_program
+from paceline.models.cpu.program import (
+    Program,
+    compile_block_input,
+    compile_input_projection,
+    compile_pair_input,
+    compile_program,
+)
 from paceline.models.depth_models import DEPTH_MODELS, DepthModels
 from paceline.models.native.decoder import DecoderLM
 from paceline.models.sublayers import SkippedSublayers
@@ -42,14 +47,22 @@ class Compiled(NamedTuple):
     sin: Tensor
 
 
-class CompiledDepths(NamedTuple):
-    """The depths of a head as the kernel reads them, valid while their weights stay where they are."""
+class CompiledInput(NamedTuple):
+    """How the kernel reads what a head is given, valid while its weights stay where they are."""
 
-    handle: int  # of the depth models
+    handle: int
     place: list[int]  # where the weights are
-    array: ctypes.Array[KernelDepth]
+    read: Any  # a ctypes struct, or an array of them
     weights: Sequence[Tensor]
-    arrays: tuple[object, ...]  # that ``array`` points to
+    arrays: Sequence[object]  # that ``read`` points to
+
+
+COMPILERS: Mapping[type, Callable[..., tuple[Any, Sequence[Tensor], Sequence[object]]]] = {
+    InputProjection: compile_input_projection,
+    PairInput: compile_pair_input,
+    DepthModels: compile_depths,
+    BlockInput: compile_block_input,
+}
 
 
 @final
@@ -66,9 +79,7 @@ class KernelModel:
         self.isa = packed_set(lm) or current_set()
         self._compiled = self._compile()
         load_kernel(self.isa)
-        self._input_projection: tuple[int, ctypes.Array[Operation], tuple[Tensor, ...]] | None = None
-        self._pair_input: tuple[tuple[int, ...], KernelPairInput, tuple[object, ...]] | None = None
-        self._depths: CompiledDepths | None = None
+        self._inputs: dict[type, CompiledInput] = {}
         _MODELS[self.handle] = self
 
     @property
@@ -86,7 +97,8 @@ class KernelModel:
         """For caches of ``capacity``: compiled again if weights were moved, with rotary tables as long."""
         now = self._compiled
         if self.embeddings.data_ptr() != now.source:
-            now, self._input_projection, self._pair_input = self._compile(), None, None
+            now = self._compile()
+            self._inputs.clear()
         length = min(capacity, self.lm.max_positions)
         if self.lm.rotary is not None and now.cos.shape[0] < length:
             cos, sin = self.lm.rotary(torch.arange(length)[None], now.dtype)  # rounded as in the eager decoder
@@ -95,29 +107,18 @@ class KernelModel:
         self._compiled = now
         return now
 
-    def compile_projection(self, projection: InputProjection) -> ctypes.Array[Operation]:
-        """The operations of ``projection``, compiled again if its weights were moved."""
-        place = projection.product.weight.data_ptr()
-        if self._input_projection is None or self._input_projection[0] != place:
-            self._input_projection = (place, *compile_input_projection(self.lm, projection))
-        return self._input_projection[1]
-
-    def compile_pairs(self, pairs: PairInput) -> KernelPairInput:
-        """How the kernel reads ``pairs``, compiled again if weights of theirs were moved."""
-        parts = (pairs.embedding_norm, pairs.feature_norm, pairs.product)
-        place = (pairs.handle, *(one.data_ptr() for part in parts if part is not None for one in part.parameters()))
-        if self._pair_input is None or self._pair_input[0] != place:
-            self._pair_input = (place, *compile_pair_input(self.lm, pairs))
-        return self._pair_input[1]
-
-    def compile_depths(self, models: DepthModels) -> ctypes.Array[KernelDepth]:
-        """The depths of ``models``, compiled again if weights of theirs were moved."""
-        known = self._depths
-        if known is None or known.handle != models.handle or [one.data_ptr() for one in known.weights] != known.place:
-            array, weights, arrays = compile_depths(self.lm, models)
-            place = [one.data_ptr() for one in weights]
-            known = self._depths = CompiledDepths(models.handle, place, array, weights, arrays)
-        return known.array
+    def compile_input(self, given: InputProjection | PairInput | DepthModels | BlockInput) -> Any:
+        """How the kernel reads what it is ``given``, compiled again if weights of it were moved."""
+        known = self._inputs.get(type(given))
+        if (
+            known is None
+            or known.handle != given.handle
+            or [weight.data_ptr() for weight in known.weights] != known.place
+        ):
+            read, weights, arrays = COMPILERS[type(given)](self.lm, given)
+            place = [weight.data_ptr() for weight in weights]
+            known = self._inputs[type(given)] = CompiledInput(given.handle, place, read, weights, arrays)
+        return known.read
 
     def _compile(self) -> Compiled:
         program, embeddings = compile_program(self.lm, self.skipped), self.embeddings
@@ -208,6 +209,7 @@ def draft_fused(
     input_projection: int | None,
     pairs: int | None,
     depth_models: int | None,
+    block: int | None,
     target_ids: Tensor | None,
     shared_model: int | None,
     shared: KVView | None,
@@ -219,7 +221,7 @@ def draft_fused(
 
     ``early_stop`` (None: it never does) ends chains and takes their notes (core/early_stop); what is not drafted is
     not ``valid`` any more. ``sequences`` [B, T] of ``length`` [B] are the batch's; ``target_ids`` (None: the same) are
-    those of the logits; ``input_projection``, ``pairs``, ``depth_models`` and the models are handles.
+    those of the logits; ``input_projection``, ``pairs``, ``depth_models``, ``block`` and the models are handles.
     """
     held, memory, rows = _MODELS[model], WORKSPACES[workspace], len(tokens)
     compiled = held.at(cache.keys.shape[2])
@@ -243,12 +245,14 @@ def draft_fused(
     if states is not None:
         draft.states, draft.states_row_step, draft.states_step = states.data_ptr(), *states.stride()[:2]
     if input_projection is not None:
-        draft.input_projection = held.compile_projection(INPUT_PROJECTIONS[input_projection])
+        draft.input_projection = held.compile_input(INPUT_PROJECTIONS[input_projection])
     if pairs is not None:
-        call.pair = ctypes.pointer(held.compile_pairs(PAIR_INPUTS[pairs]))
+        call.pair = ctypes.pointer(held.compile_input(PAIR_INPUTS[pairs]))
     if depth_models is not None:
-        draft.depth_models = held.compile_depths(DEPTH_MODELS[depth_models])
+        draft.depth_models = held.compile_input(DEPTH_MODELS[depth_models])
         program, call.pair = draft.depth_models[0].model, ctypes.pointer(draft.depth_models[0].pair)
+    if block is not None:
+        draft.block = ctypes.pointer(held.compile_input(BLOCK_INPUTS[block]))
     if target_ids is not None:
         draft.target_ids = target_ids.data_ptr()
     if shared is not None and shared_model is not None and hidden is not None:

@@ -1,14 +1,17 @@
 """Compiles a native decoder to the list of operations that the CPU kernel runs, on the decoder's own weights."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paceline.kernels.cpu.structs import Buffer, Model, Operation
+from paceline.kernels.cpu.structs import BlockInput as KernelBlockInput
+from paceline.kernels.cpu.structs import Buffer, Kind, Model, Operation
 from paceline.kernels.cpu.structs import PairInput as KernelPairInput
 from paceline.models.base import InputProjection, PairInput
+from paceline.models.block_input import BlockInput
 from paceline.models.cpu.operations import DTYPES, OperationWriter, UnsupportedError
 from paceline.models.native.blocks import Part, parts_of
 from paceline.models.native.decoder import DecoderLM
@@ -90,16 +93,19 @@ def _logits_bias(lm: DecoderLM) -> Tensor | None:
 
 def compile_input_projection(
     lm: DecoderLM, projection: InputProjection
-) -> tuple[ctypes.Array[Operation], tuple[Tensor, ...]]:
-    """The norm and linear layer of ``projection``, and the tensors to keep alive. Raises UnsupportedError."""
+) -> tuple[ctypes.Array[Operation], Sequence[Tensor], Sequence[object]]:
+    """The norm and linear layer of ``projection``, and the weights that they point to. Raises UnsupportedError."""
     writer, size = OperationWriter(lm), projection.product.in_features
     norm = writer.norm(projection.norm, Buffer.STREAM, Buffer.NORMED, size)
     product = writer.linear(projection.product, Buffer.NORMED, Buffer.STREAM)
-    return (Operation * 2)(norm, product), tuple(writer.refs)
+    return (Operation * 2)(norm, product), writer.refs, ()
 
 
-def compile_pair_input(lm: DecoderLM, pairs: PairInput) -> tuple[KernelPairInput, tuple[object, ...]]:
-    """How the kernel reads ``pairs``, and what to keep alive. Raises UnsupportedError for a part that it lacks."""
+def compile_pair_input(lm: DecoderLM, pairs: PairInput) -> tuple[KernelPairInput, Sequence[Tensor], Sequence[object]]:
+    """How the kernel reads ``pairs``, the weights that it points to, and the arrays to keep alive.
+
+    Raises UnsupportedError for a part that the kernel lacks.
+    """
     writer, size = OperationWriter(lm), lm.config.hidden_size
     embedding, feature = (0, size) if pairs.embedding_first else (size, 0)
     operations = [
@@ -120,4 +126,29 @@ def compile_pair_input(lm: DecoderLM, pairs: PairInput) -> tuple[KernelPairInput
         output=Buffer.NORMED if pairs.normed_output else Buffer.STREAM,
         output_size=size,
     )
-    return read, (array, *writer.refs)
+    return read, writer.refs, (array,)
+
+
+def compile_block_input(
+    lm: DecoderLM, block: BlockInput
+) -> tuple[KernelBlockInput, Sequence[Tensor], Sequence[object]]:
+    """How the kernel reads ``block``; see ``compile_pair_input``."""
+    writer, stream = OperationWriter(lm), Buffer.STREAM
+    norms = [writer.norm(norm, stream, stream, lm.config.head_dim) for norm in block.key_norms]
+    array = (Operation * len(norms))(*norms)
+    read = KernelBlockInput(
+        slots=block.num_slots,
+        first_slot=block.first_slot,
+        product=writer.linear(block.product, stream, stream),
+        norm=writer.norm(block.norm, stream, stream),
+        keys_values=writer.linear(block.keys_values, stream, stream),
+        key_norms=array if norms else None,
+        mask=writer.point(block.mask),
+    )
+    if block.markov is not None:
+        before, after = block.markov
+        read.before = writer.point(before.weight)
+        read.after = writer.linear(after, stream, stream, Kind.LINEAR_ADD)
+    if block.confidence is not None:
+        read.confidence = writer.linear(block.confidence, stream, stream)
+    return read, writer.refs, (array,)

@@ -34,18 +34,25 @@ int64_t level_of(const T *logits, int64_t size) {
     return std::clamp<int64_t>(int64_t(std::floor(8 - 2 * std::log2(rest))), 1, LEVELS);
 }
 
+// The level of a chance whose log odds are given.
+inline int64_t level_of_odds(float odds) {
+    return std::clamp<int64_t>(int64_t(std::floor(8 + 2 / std::log(2.0) * odds)), 1, LEVELS);
+}
+
 // Clears valid [rows, depth + 1] from the token at this index (from 0) on in rows whose chance of it is too small.
-// chance [rows] is that of the token above, and becomes that of this one.
+// chance [rows] is that of the token above, and becomes that of this one. odds [rows] are what the drafter itself says of
+// it; null: its level is that of the logits.
 template <class T>
-void end_chains(const EarlyStop &stop, const LogitsBatch &choices, int64_t index, int64_t depth, uint8_t *valid,
-                std::vector<float> &chance) {
+void end_chains(const EarlyStop &stop, const LogitsBatch &choices, const float *odds, int64_t index, int64_t depth,
+                uint8_t *valid, std::vector<float> &chance) {
     if (index == 0) chance.assign(choices.rows, 1.0f);
     const bool several = choices.rows * choices.size > PARALLEL_THRESHOLD;
     parallel_for(several ? choices.threads : 1, choices.rows, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++) {
             uint8_t *goes_on = valid + row * (depth + 1) + 1 + index;
             if (!*goes_on) continue;
-            const int64_t level = level_of((const T *)choices.logits + row * choices.row_step, choices.size);
+            const int64_t level = odds ? level_of_odds(odds[row])
+                                       : level_of((const T *)choices.logits + row * choices.row_step, choices.size);
             if (index < MOST_NOTED) stop.notes[row] |= level << (LEVEL_BITS * index);
             chance[row] *= stop.acceptance[row * (LEVELS + 1) + level];
             if (chance[row] < stop.least[row]) std::fill(goes_on, goes_on + depth - index, 0);

@@ -35,6 +35,8 @@ class Forward {
             if ((long)buffer.size() < size) buffer.resize(size);
         }
         select_logit_nodes();
+        const auto *taps = call.taps, *end = taps + call.num_taps;
+        narrows_ = logit_nodes_.size() < nodes_.size() && std::find(taps, end, call.num_layers) == end;
     }
 
     void run() {
@@ -50,7 +52,9 @@ class Forward {
     std::vector<Node> nodes_;
     std::vector<Node> unready_;     // nodes that start with the first layer
     std::vector<int> logit_nodes_;  // nodes that get logits
+    std::vector<Node> with_logits_;
     std::vector<long> logit_rows_;  // and their rows of logits
+    bool narrows_;                  // in the last layer only these go on after keys and values are stored
 
     // Elements from row to row: not a power of two, which would map a column of all rows to the same cache sets.
     long step(int64_t which) const {
@@ -66,7 +70,8 @@ class Forward {
         for (int i = 0; i < (int)nodes_.size(); i++) {
             const bool last = i + 1 == (int)nodes_.size() || nodes_[i + 1].row != nodes_[i].row;
             if (call_.logits_for == LOGITS_LAST && !last) continue;
-            logit_nodes_.push_back(i);
+            if (call_.wanted && !call_.wanted[nodes_[i].row * call_.wanted_step + nodes_[i].node]) continue;
+            logit_nodes_.push_back(i), with_logits_.push_back(nodes_[i]);
             logit_rows_.push_back(call_.logits_for == LOGITS_LAST ? nodes_[i].row
                                                                   : nodes_[i].row * call_.nodes + nodes_[i].node);
         }
@@ -86,16 +91,10 @@ class Forward {
         if (call_.ready) worker.single([&] { merge_resumed(); });
         tap(joined, worker);
         for (int at = joined; at < call_.num_layers; at++) {
-            run_layer(call_.layers[at], nodes_, attention, worker, at + 1 < call_.num_layers || output_is_read());
+            run_layer(call_.layers[at], nodes_, attention, worker, narrows_ && at + 1 == call_.num_layers);
             tap(at + 1, worker);
         }
         for (int first = 0; first < (int)logit_nodes_.size(); first += CHUNK) run_lm_head(first, worker);
-    }
-
-    // Whether anything reads what comes out of the last layer.
-    bool output_is_read() const {
-        if (call_.logits_for != LOGITS_NONE) return true;
-        return std::find(call_.taps, call_.taps + call_.num_taps, call_.num_layers) != call_.taps + call_.num_taps;
     }
 
     // The operation after the one that stores keys and values; the first one of a layer without any.
@@ -105,14 +104,34 @@ class Forward {
         return model_.layers[layer];
     }
 
-    // Unless its output is read, a layer does no more than store keys and values.
+    // If it narrows, nodes without logits do no more than store keys and values.
     void run_layer(int layer, const std::vector<Node> &nodes, Attention<T> &attention, Worker &worker,
-                   bool output_is_read = true) {
-        const int64_t end = output_is_read ? model_.layers[layer + 1] : after_storing(layer);
-        for (int first = 0, size; first < (int)nodes.size(); first += size) {
+                   bool narrows = false) {
+        const int64_t begin = model_.layers[layer], end = model_.layers[layer + 1];
+        const int64_t stored = narrows ? after_storing(layer) : end;
+        auto run = [&](int64_t from, int64_t to, const Node *nodes, int first, int size) {
+            for (int64_t i = from; i < to; i++)
+                run_operation(model_.operations[i], layer, nodes, first, size, attention, worker);
+        };
+        for (int first = 0, size, kept = 0; first < (int)nodes.size(); first += size) {
             size = chunk_of(nodes, first);
-            for (int64_t i = model_.layers[layer]; i < end; i++)
-                run_operation(model_.operations[i], layer, &nodes[first], first, size, attention, worker);
+            run(begin, stored, &nodes[first], first, size);
+            int until = kept;  // nodes with logits up to this chunk's end
+            while (narrows && until < (int)logit_nodes_.size() && logit_nodes_[until] < first + size) until++;
+            if (until == kept) continue;
+            worker.single([&] { keep_with_logits(kept, until, first); });
+            run(stored, end, &with_logits_[kept], kept, until - kept);
+            kept = until;
+        }
+    }
+
+    // Moves the streams of these nodes with logits to their index among all, and their queries to the chunk's beginning.
+    void keep_with_logits(int begin, int end, int first) {
+        for (int i = begin; i < end; i++) {
+            const int at = logit_nodes_[i];
+            if (at != i) std::memcpy(buffer(STREAM, i), buffer(STREAM, at), model_.hidden * sizeof(T));
+            if (at - first != i - begin)
+                std::memcpy(buffer(HEADS, i - begin), buffer(HEADS, at - first), model_.width[HEADS] * sizeof(T));
         }
     }
 
@@ -140,7 +159,7 @@ class Forward {
     // Zeros the outputs of invalid nodes.
     void clear() {
         const long rows = call_.rows * call_.nodes, per_row = call_.logits_for == LOGITS_LAST ? 1 : call_.nodes;
-        if (call_.logits_for != LOGITS_NONE && (long)logit_nodes_.size() < call_.rows * per_row) {
+        if (call_.logits_for != LOGITS_NONE && !call_.wanted && (long)logit_nodes_.size() < call_.rows * per_row) {
             std::vector<bool> filled(call_.rows * per_row);
             for (long row : logit_rows_) filled[row] = true;
             for (long row = 0; row < call_.rows * per_row; row++)
@@ -265,16 +284,20 @@ class Forward {
         });
     }
 
+    // Whether a layer has narrowed.
+    bool narrowed() const { return narrows_ && call_.num_layers > (call_.ready ? call_.resumed_layer : 0); }
+
     void run_lm_head(int first, Worker &worker) {
         const int size = std::min<int>(CHUNK, logit_nodes_.size() - first);
         worker.parallel_for(size, ROW_CHUNK, [&](int begin, int end) {
             for (int i = begin; i < end; i++) {
-                norm(model_.norm, buffer(STREAM, logit_nodes_[first + i]), buffer(NORMED, i));
+                const int at = narrowed() ? first + i : logit_nodes_[first + i];
+                norm(model_.norm, buffer(STREAM, at), buffer(NORMED, i));
                 if (!call_.outputs) continue;
-                const PairInput &pair = *call_.pair;
-                std::memcpy((T *)call_.outputs + logit_rows_[first + i] * pair.output_size,
-                            buffer(pair.output, whole(pair.output) ? logit_nodes_[first + i] : i),
-                            pair.output_size * sizeof(T));
+                const int64_t output = call_.pair ? call_.pair->output : NORMED;
+                const int64_t size = call_.pair ? call_.pair->output_size : model_.hidden;
+                std::memcpy((T *)call_.outputs + logit_rows_[first + i] * size, buffer(output, whole(output) ? at : i),
+                            size * sizeof(T));
             }
         });
         const OutputRows<T> logits{(T *)call_.logits, model_.vocab, &logit_rows_[first]};

@@ -4,46 +4,25 @@
 // read the root and each draft token, and the draft head continues from their hidden states. In their cache the root is
 // the first scratch slot; in the draft head's cache it follows the pending inputs. A head over pairs reads its pending
 // features each with the token after it, the root last, then each draft token with what came out before it. So does a
-// head without layers, which may be another one at each depth.
-// kernels/cpu/structs.py mirrors the struct.
+// head without layers, which may be another one at each depth. A block is read in one forward (block_drafting.h).
 #pragma once
 
-#include "step/forward.h"
 #include "sampling/logits_processors.h"
 #include "sampling/sampling.h"
+#include "step/block_drafting.h"
 #include "step/early_stop.h"
+#include "step/forward.h"
+#include "step/fused_draft.h"
 
 namespace paceline {
 
-struct FusedDraft {
-    int64_t depth;            // draft tokens of a row
-    int64_t vocab;            // only ids below it are drafted
-    int64_t greedy;           // argmax, whatever the rows' sampling options
-    int64_t max_count;        // most pending inputs of a row before the root; of pairs with it
-    const int64_t *count;     // per row; negative, or 0 of pairs: it reads nothing
-    const int64_t *sequence;  // [rows, .] the tokens of each row
-    int64_t sequence_step;
-    void *states;  // hidden states instead of tokens; with shared layers the root's is written after them
-    int64_t states_row_step, states_step;
-    const Operation *input_projection;  // norm and linear layer for states of another model; null: none
-    const int64_t *length;              // of the sequence: the position of the first draft token
-    uint8_t *valid;  // [rows, depth + 1]: the root, and which nodes to draft; those after an early end are cleared
-    int64_t *tokens;                    // [rows, depth + 1]: the root is set; draft tokens are written
-    const Model *shared_layers;         // null: none
-    const Call *shared_layers_call;     // for one node per row, as the model's own
-    void *hidden;       // [rows, depth + 1, hidden] after the shared layers, written for tokens that are read
-    const void *added;  // added to it before the draft head reads it; may be null
-    int64_t added_row_step, added_step;
-    EarlyStop early_stop;
-    const int64_t *target_ids;  // of the model's logits, -1: none; null: the same ids
-    const DepthModel *depth_models; // [depth] the root's first, which is the model and its pairs; null: one for all depths
-};
-
-// Samples the next token of every row that goes on, from processed logits; false if none does.
+// Samples the next token of every row that goes on, from processed logits; false if none does. With odds [rows] chains
+// end by these, not by the logits.
 template <class T>
 bool sample_next(const SamplingOptions &options, const LogitsBatch &choices, const FusedDraft &draft, int64_t depth,
-                 std::vector<float> &chance) {
-    if (draft.early_stop.notes) end_chains<T>(draft.early_stop, choices, depth - 1, draft.depth, draft.valid, chance);
+                 const float *odds, std::vector<float> &chance) {
+    if (draft.early_stop.notes)
+        end_chains<T>(draft.early_stop, choices, odds, depth - 1, draft.depth, draft.valid, chance);
     bool any = false;
     for (int64_t row = 0; row < choices.rows; row++) any |= draft.valid[row * (draft.depth + 1) + depth];
     if (any) draft.greedy ? argmax_all<T>(choices) : sample_all<T>(options, choices);
@@ -149,12 +128,13 @@ void read_pending(StepMemory<T> &memory, const Model &model, const FusedDraft &d
 template <class T>
 void map_logits(StepMemory<T> &memory, const Model &model, const FusedDraft &draft, LogitsBatch &choices) {
     if (!draft.target_ids) return;
-    choices.logits = memory.mapped.data(), choices.row_step = draft.vocab;
+    const T *logits = (const T *)choices.logits;
     for (int64_t row = 0; row < choices.rows; row++)
         for (int64_t i = 0; i < model.vocab; i++) {
             const int64_t id = draft.target_ids[i];
-            if (id >= 0 && id < draft.vocab) memory.mapped[row * draft.vocab + id] = memory.logits[row * model.vocab + i];
+            if (id >= 0 && id < draft.vocab) memory.mapped[row * draft.vocab + id] = logits[row * choices.row_step + i];
         }
+    choices.logits = memory.mapped.data(), choices.row_step = draft.vocab;
 }
 
 // call is for one node per row; its tree is set here, depth by depth. processors may be null.
@@ -163,7 +143,8 @@ void draft_fused(StepMemory<T> &memory, const Model &model, Call call, const Sam
                  const LogitsProcessors *processors, const FusedDraft &draft) {
     auto &processed = memory.processed;
     auto &chosen = memory.chosen, &position = memory.position, &lengths = memory.lengths;
-    memory.logits.resize(call.rows * model.vocab);
+    const int64_t each = draft.block ? draft.block->slots : 1;  // logits of a row at once
+    memory.logits.resize(call.rows * each * model.vocab);
     for (auto *to_uniforms : {&chosen, &position, &lengths}) to_uniforms->resize(call.rows);
     const int64_t width = draft.depth + 1;
     call.logits = memory.logits.data();
@@ -174,15 +155,23 @@ void draft_fused(StepMemory<T> &memory, const Model &model, Call call, const Sam
         memory.outputs.resize(call.rows * most), call.outputs = memory.outputs.data();
     }
     if (draft.target_ids) memory.mapped.assign(call.rows * draft.vocab, narrow<T>(NEG_INF<Acc<T>>));
-    read_pending<T>(memory, model, draft, call, lengths.data());
+    if (draft.block && draft.block->confidence.weight)
+        memory.outputs.resize(call.rows * each * model.hidden), call.outputs = memory.outputs.data();
+    if (draft.block)
+        read_block<T>(memory, model, draft, call, lengths.data());
+    else
+        read_pending<T>(memory, model, draft, call, lengths.data());
     call.length = lengths.data();
-    LogitsBatch choices = {call.rows, 1, draft.vocab, call.threads, memory.logits.data(), model.vocab, 0};
+    LogitsBatch choices = {call.rows, 1, draft.vocab, call.threads};
     choices.position = position.data(), choices.position_row_step = 1, choices.out = chosen.data();
     choices.wanted_row_step = width;
     bool any;
     for (int64_t depth = 1; depth < width; depth++) {
         for (int64_t row = 0; row < call.rows; row++) position[row] = draft.length[row] + depth - 1;
         choices.wanted = draft.valid + depth;
+        const int64_t slot = draft.block ? draft.block->first_slot + depth - 1 : 0;
+        choices.logits = memory.logits.data() + slot * model.vocab, choices.row_step = each * model.vocab;
+        const float *odds = draft.block ? follow_token<T>(memory, model, draft, call, depth) : nullptr;
         map_logits<T>(memory, model, draft, choices);
         if (processors) {
             processed.resize(call.rows * draft.vocab);
@@ -191,14 +180,15 @@ void draft_fused(StepMemory<T> &memory, const Model &model, Call call, const Sam
             process_all<T>(*processors, {depth - 1, false, draft.tokens + 1, width, 0}, raw);
             LogitsBatch given = choices;
             given.logits = processed.data(), given.row_step = draft.vocab;
-            any = sample_next<Acc<T>>(options, given, draft, depth, memory.chance);
+            any = sample_next<Acc<T>>(options, given, draft, depth, odds, memory.chance);
         } else {
-            any = sample_next<T>(options, choices, draft, depth, memory.chance);
+            any = sample_next<T>(options, choices, draft, depth, odds, memory.chance);
         }
         if (!any) return;
         for (int64_t row = 0; row < call.rows; row++)
             if (draft.valid[row * width + depth]) draft.tokens[row * width + depth] = chosen[row];
         if (depth == draft.depth) return;
+        if (draft.block) continue;
         const int64_t beyond = depth - 1;
         Call next = call_at_depth(call, draft, depth, &beyond);
         if (draft.shared_layers) {

@@ -62,6 +62,18 @@ struct DepthModel {
     PairInput pair;
 };
 
+// How a head drafts blocks: the keys and values of all layers that it makes of the target's states, the slots of a block,
+// the first of which is the root, and what is added to the logits of a slot by the token before it.
+struct BlockInput {
+    int64_t slots, first_slot;  // first_slot predicts the first draft token
+    Operation product, norm, keys_values;
+    const Operation *key_norms;  // of each layer; null: none
+    const void *mask;            // what slots after the first read, of the model's width
+    const void *before;          // [target's vocabulary, after.inner]; null: nothing is added
+    Operation after;             // added to the logits
+    Operation confidence;        // of the slot's normed state and then, if there is room, what is before; no weight: none
+};
+
 struct Call {
     int64_t rows, nodes, start, chain, threads, logits_for;
     const int64_t *tokens, *depth;
@@ -86,7 +98,11 @@ struct Call {
     const void *resumed;
     int64_t resumed_row_step, resumed_step, resumed_layer;
     const PairInput *pair;  // every node has a token, and its feature in resumed; null: no pairs
-    void *outputs;  // [rows, output_size] of nodes with logits: the features of the tokens after them; may be null
+    // Of nodes with logits, in the rows of these: the features of the tokens after them [., output_size], or without pairs
+    // what the LM head reads [., hidden]. May be null.
+    void *outputs;
+    const uint8_t *wanted;  // nodes that get logits, of those that logits_for says; the rows of others are not cleared.
+    int64_t wanted_step;    // null: all of them
 };
 
 }  // namespace paceline

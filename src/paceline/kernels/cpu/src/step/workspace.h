@@ -19,10 +19,11 @@ struct StepMemory {
     std::vector<T> activations[NUM_BUFFERS];
     // Of fused drafting: pending inputs, and the logits and tokens of one depth.
     std::vector<T> logits, shared, normed, projected, outputs, mapped;
+    std::vector<T> queued, keys_values;  // of a block head: hidden states of the target, and what it makes of them
     std::vector<Acc<T>> processed;
     std::vector<int64_t> tokens, depth, chosen, position, lengths;
-    std::vector<uint8_t> valid, ready;
-    std::vector<float> chance;
+    std::vector<uint8_t> valid, ready, wanted;
+    std::vector<float> chance, odds;
 
     void free_large() {
         for (auto &buffer : activations)

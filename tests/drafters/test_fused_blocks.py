@@ -1,0 +1,147 @@
+"""Block heads draft a chain in one call of the kernel as they do call by call: texts, drafts, caches."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paceline.core.step import StepPlan
+from paceline.draft_heads.block import BlockHead
+from paceline.draft_heads.block_config import BlockConfig
+from paceline.drafters.block import MAX_SKIPPED_STEPS, BlockDrafter
+from paceline.engine.runner import ops_for
+from paceline.models.backend import pack_weights
+from paceline.models.cpu.decoder import CpuDecoder
+from tests.drafters.fused import WAVES, check, check_ends_early, check_left_to_calls, native
+from tests.drafters.pairs import randomised
+from tests.drafters.test_block import LAYOUTS, guessable_target, tiny
+from tests.harness import decoder_for, planned_step, request
+from tests.kernels.cpu.test_fused_drafting import PROCESSING
+
+CPU = torch.device("cpu")
+SIZES = dict(block_size=6, mask_token_id=3, taps=(1, 2))
+MARKOV = dict(markov_rank=5, anchor_first=True)
+HEADS = {
+    "plain": {},
+    "of one's own mask": dict(mask_token_id=None, block_size=8),
+    "anchor first": dict(anchor_first=True, block_size=5),
+    "without norms, with biases": dict(qk_norm=False, attention_bias=True, num_layers=3),
+    "of a draft vocabulary": dict(draft_vocab_size=40),
+    "markov": MARKOV,
+    "markov of a draft vocabulary": dict(**MARKOV, draft_vocab_size=40),
+    "confident": dict(**MARKOV, confidence=True),
+    "confident without the token before": dict(confidence=True),
+}
+
+
+def head_for(target, name):
+    head = BlockHead.make(BlockConfig(**{**SIZES, **HEADS[name]}), target, generator=torch.Generator().manual_seed(3))
+    head = randomised(head)
+    if head.draft_vocab is not None:
+        ids = [token for token in range(target.vocab_size) if token % 3 != 1][:40]
+        head.load_own_state({**head.own_state(), "draft_ids": torch.tensor(ids)})
+    head.requires_grad_(False)
+    head.use_kernels()
+    return head
+
+
+def maker(head):
+    return lambda: BlockDrafter(head=head, lm=CpuDecoder(head.decoder))
+
+
+@pytest.mark.parametrize("sampled", [0.0, 0.8])
+@pytest.mark.parametrize("name", HEADS)
+def test_drafts_are_those_of_single_calls(name, sampled):
+    target = native()
+    check(maker(head_for(target.lm, name)), target, sampled=sampled, tolerance=1e-12)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["plain", "markov of a draft vocabulary", "confident"])
+def test_drafts_of_packed_weights_are_those_of_single_calls(name, dtype):
+    """Rows come and go meanwhile. PyTorch normalises keys and adds a Markov head's logits in other orders of sums."""
+    target = native(dtype)
+    pack_weights(target.lm)
+    head = head_for(target.lm, name)
+    pack_weights(head.decoder, beside=target.lm)
+    tolerance = 32 * torch.finfo(dtype).eps
+    check(maker(head), target, tolerance=tolerance, sampled=0.8, waves=WAVES)
+
+
+@pytest.mark.parametrize("processing", ["different", "one"])
+@pytest.mark.parametrize("name", ["plain", "markov of a draft vocabulary"])
+def test_logits_processors_are_of_the_target_s_tokens(name, processing):
+    target = native()
+    make = maker(head_for(target.lm, name))
+    check(make, target, sampled=0.8, processing=PROCESSING[processing], tolerance=1e-12)
+
+
+@pytest.mark.parametrize("name", ["plain", "markov", "confident", "confident without the token before"])
+def test_chains_end_early_where_they_do_call_by_call(name):
+    target = native()
+    check_ends_early(maker(head_for(target.lm, name)), target, tolerance=1e-12)
+
+
+def both(head, target, **options):
+    """Decoders that draft in one call, and call by call."""
+    for fused in (True, False):
+        drafter = maker(head)()
+        decoder = decoder_for(drafter, "coupled", target=target, k=5, parts=dict(ops=ops_for(CPU)), **options)
+        if not fused:
+            drafter.growers = {depth: (grower, None) for depth, (grower, _) in drafter.growers.items()}
+            drafter._prepare_grower = lambda depth: None
+        yield decoder
+
+
+@pytest.mark.parametrize("skipped", [2, MAX_SKIPPED_STEPS + 6])
+def test_states_that_wait_are_read_before_the_next_draft(skipped):
+    """Also if the queue was read because it was full."""
+    target, found = native(), []
+    head = head_for(target.lm, "markov")
+    for decoder in both(head, target, rows=2):
+        decoder.admit([request([7, 3, 5], max_tokens=80), request([1], max_tokens=80)], range(2))
+        for depth in [0] * skipped + [5, 5]:
+            planned_step(decoder, StepPlan(depth))
+        cache = decoder.drafter.cache
+        keys = [cache.storage.keys[:, row, :size].clone() for row, size in enumerate(cache.length)]
+        found.append((cache.length.tolist(), keys, decoder.stats.summary(), decoder.batch.tokens.clone()))
+    (one, keys, summary, texts), (other, others, slow, same) = found
+    assert one == other and min(one) > skipped and summary == slow and torch.equal(texts, same)
+    for mine, its in zip(keys, others, strict=True):
+        torch.testing.assert_close(mine, its, atol=1e-12, rtol=0)
+
+
+def test_rows_without_a_draft_are_read_as_the_others():
+    """One row drafts nothing, and the queue of all is empty after a draft."""
+    target, found = native(), []
+    head = head_for(target.lm, "plain")
+    for decoder in both(head, target, rows=3):
+        asked = [request([7, 3, 5]), replace(request([1]), num_draft_tokens=0), request([9, 9, 2, 4])]
+        decoder.admit(asked, range(3))
+        decoder.step()
+        tree = decoder.draft(StepPlan(5))
+        assert tree.valid.sum(-1).tolist() == [6, 1, 6]
+        assert not decoder.drafter.unread.count.any()
+        found.append((tree.tokens * tree.valid, decoder.drafter.cache.length.clone()))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("layout", [dict(LAYOUTS["mask token"], block_size=5), LAYOUTS["markov"]])
+def test_a_head_that_knows_its_target_is_accepted_as_often(layout):
+    """Drafts that are accepted leave states of several tokens to read at once."""
+    target = CpuDecoder(guessable_target()[1])
+    head = tiny(target.lm, **layout).head
+    head.use_kernels()
+    _, summary = check(maker(head), target, tolerance=1e-12)
+    assert summary.mean_acceptance_length > 2
+
+
+@pytest.mark.parametrize("options", [dict(markov_head="gated"), dict(markov_head="rnn"), dict(candidates=4)])
+def test_other_markov_heads_are_left_to_single_calls(options):
+    target = native()
+    config = BlockConfig(**{**SIZES, **MARKOV, **options})
+    head = BlockHead.make(config, target.lm, generator=torch.Generator().manual_seed(3)).requires_grad_(False)
+    head.use_kernels()
+    check_left_to_calls(BlockDrafter(head=head, lm=CpuDecoder(head.decoder)), target)
