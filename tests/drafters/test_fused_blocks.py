@@ -9,6 +9,7 @@ from paceline.core.step import StepPlan
 from paceline.draft_heads.block import BlockHead
 from paceline.draft_heads.block_config import BlockConfig
 from paceline.drafters.block import MAX_SKIPPED_STEPS, BlockDrafter
+from paceline.drafters.tree.shapes import Topology
 from paceline.engine.runner import ops_for
 from paceline.models.backend import pack_weights
 from paceline.models.cpu.decoder import CpuDecoder
@@ -34,14 +35,16 @@ HEADS = {
 }
 
 
-def head_for(target, name):
-    head = BlockHead.make(BlockConfig(**{**SIZES, **HEADS[name]}), target, generator=torch.Generator().manual_seed(3))
+def head_for(target, options, *, kernels=True):
+    """A head of which every tensor is random."""
+    head = BlockHead.make(BlockConfig(**{**SIZES, **options}), target, generator=torch.Generator().manual_seed(3))
     head = randomised(head)
     if head.draft_vocab is not None:
         ids = [token for token in range(target.vocab_size) if token % 3 != 1][:40]
         head.load_own_state({**head.own_state(), "draft_ids": torch.tensor(ids)})
     head.requires_grad_(False)
-    head.use_kernels()
+    if kernels:
+        head.use_kernels()
     return head
 
 
@@ -53,7 +56,7 @@ def maker(head):
 @pytest.mark.parametrize("name", HEADS)
 def test_drafts_are_those_of_single_calls(name, sampled):
     target = native()
-    check(maker(head_for(target.lm, name)), target, sampled=sampled, tolerance=1e-12)
+    check(maker(head_for(target.lm, HEADS[name])), target, sampled=sampled, tolerance=1e-12)
 
 
 @pytest.mark.one_in(2)
@@ -63,7 +66,7 @@ def test_drafts_of_packed_weights_are_those_of_single_calls(name, dtype):
     """Rows come and go meanwhile. PyTorch normalises keys and adds a Markov head's logits in other orders of sums."""
     target = native(dtype)
     pack_weights(target.lm)
-    head = head_for(target.lm, name)
+    head = head_for(target.lm, HEADS[name])
     pack_weights(head.decoder, beside=target.lm)
     tolerance = 32 * torch.finfo(dtype).eps
     check(maker(head), target, tolerance=tolerance, sampled=0.8, waves=WAVES)
@@ -73,14 +76,14 @@ def test_drafts_of_packed_weights_are_those_of_single_calls(name, dtype):
 @pytest.mark.parametrize("name", ["plain", "markov of a draft vocabulary"])
 def test_logits_processors_are_of_the_target_s_tokens(name, processing):
     target = native()
-    make = maker(head_for(target.lm, name))
+    make = maker(head_for(target.lm, HEADS[name]))
     check(make, target, sampled=0.8, processing=PROCESSING[processing], tolerance=1e-12)
 
 
 @pytest.mark.parametrize("name", ["plain", "markov", "confident", "confident without the token before"])
 def test_chains_end_early_where_they_do_call_by_call(name):
     target = native()
-    check_ends_early(maker(head_for(target.lm, name)), target, tolerance=1e-12)
+    check_ends_early(maker(head_for(target.lm, HEADS[name])), target, tolerance=1e-12)
 
 
 def both(head, target, **options):
@@ -98,7 +101,7 @@ def both(head, target, **options):
 def test_states_that_wait_are_read_before_the_next_draft(skipped):
     """Also if the queue was read because it was full."""
     target, found = native(), []
-    head = head_for(target.lm, "markov")
+    head = head_for(target.lm, HEADS["markov"])
     for decoder in both(head, target, rows=2):
         decoder.admit([request([7, 3, 5], max_tokens=80), request([1], max_tokens=80)], range(2))
         for depth in [0] * skipped + [5, 5]:
@@ -115,7 +118,7 @@ def test_states_that_wait_are_read_before_the_next_draft(skipped):
 def test_rows_without_a_draft_are_read_as_the_others():
     """One row drafts nothing, and the queue of all is empty after a draft."""
     target, found = native(), []
-    head = head_for(target.lm, "plain")
+    head = head_for(target.lm, {})
     for decoder in both(head, target, rows=3):
         asked = [request([7, 3, 5]), replace(request([1]), num_draft_tokens=0), request([9, 9, 2, 4])]
         decoder.admit(asked, range(3))
@@ -138,10 +141,49 @@ def test_a_head_that_knows_its_target_is_accepted_as_often(layout):
     assert summary.mean_acceptance_length > 2
 
 
-@pytest.mark.parametrize("options", [dict(markov_head="gated"), dict(markov_head="rnn"), dict(candidates=4)])
-def test_other_markov_heads_are_left_to_single_calls(options):
+OTHERS = {
+    "gated": dict(MARKOV, markov_head="gated"),
+    "rnn": dict(MARKOV, markov_head="rnn", draft_vocab_size=40),
+    "refiner": dict(markov_rank=5, markov_head="refiner"),
+    "candidates": dict(MARKOV, candidates=4),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_markov_heads_are_asked_token_by_token(name):
     target = native()
-    config = BlockConfig(**{**SIZES, **MARKOV, **options})
-    head = BlockHead.make(config, target.lm, generator=torch.Generator().manual_seed(3)).requires_grad_(False)
-    head.use_kernels()
-    check_left_to_calls(BlockDrafter(head=head, lm=CpuDecoder(head.decoder)), target)
+    check_left_to_calls(maker(head_for(target.lm, OTHERS[name]))(), target)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("shape", [None, Topology.branching((2, 1, 2))])
+@pytest.mark.parametrize("name", [*OTHERS, "plain", "confident"])
+def test_one_call_reads_what_several_calls_read(name, shape):
+    """States and a block: drafts by them, and the cache."""
+    target, found = native(), []
+    head = head_for(target.lm, OTHERS.get(name) or HEADS[name], kernels=False)
+    for kernels in (False, True):
+        if kernels:
+            head.use_kernels()
+        drafter = BlockDrafter(head=head, lm=CpuDecoder(head.decoder), shape=shape)
+        decoder = decoder_for(drafter, "traversal", target=target, k=3, rows=3, parts=dict(ops=ops_for(CPU)))
+        assert (drafter.block_input is not None) == kernels
+        drafter.growers = {depth: (grower, None) for depth, (grower, _) in drafter.growers.items()}
+        asked = [request([7, 3, 5], temperature=0.7, seed=1), request([1], max_tokens=2), request([9, 9, 2, 4])]
+        decoder.admit(asked, range(3))
+        trees = []
+        while bool(decoder.batch.active.any()):
+            plan = decoder.plan_step()
+            decoder.begin_step(plan)
+            tree = decoder.draft(plan)
+            trees.append(torch.where(tree.valid, tree.tokens, -1))
+            scores = decoder.score(tree)
+            decoder.observe(tree, decoder.decide(tree, scores), scores)
+        keys, length = drafter.cache.storage.keys, drafter.cache.length.tolist()
+        found.append((trees, length, [keys[:, row, :size].clone() for row, size in enumerate(length)]))
+    (trees, length, keys), (others, same, its) = found
+    assert length == same and len(trees) == len(others) > 3
+    for one, other in zip(trees, others, strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(keys, its, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=0)

@@ -164,12 +164,11 @@ class BlockHead(DraftHead):
         return projection(self.norm(self.multiply(self.fc, states)), table)
 
     def block_input(self, projection: ContextProjection) -> BlockInput | None:
-        """How a kernel drafts by the weights that it has now; None where it cannot."""
+        """How a kernel reads states and blocks, and drafts, by the weights that it has now; None where it cannot."""
         options, markov = self.options, self.markov
-        if projection.layer is None or options.conv_taps or options.candidates is not None:
+        if projection.layer is None or options.conv_taps:
             return None
-        if markov is not None and type(markov) is not MarkovHead:
-            return None
+        simple = markov is None or (type(markov) is MarkovHead and options.candidates is None)
         heads = [block.attention.heads for block in self.decoder.blocks if isinstance(block, Block)]
         return BlockInput(
             num_slots=options.block_size,
@@ -179,8 +178,9 @@ class BlockHead(DraftHead):
             keys_values=projection.layer,
             key_norms=[one.key_norm for one in heads if isinstance(one, NormRotateQK)],
             mask=self.mask_embedding().contiguous(),
-            markov=None if markov is None else (markov.before, markov.after),
-            confidence=self.confidence,
+            markov=(markov.before, markov.after) if markov is not None and simple else None,
+            confidence=self.confidence if simple else None,
+            whole=simple,
             draft_ids=self.draft_ids,
         )
 

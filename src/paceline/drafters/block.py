@@ -22,7 +22,7 @@ from paceline.drafters.growing import DraftInput, GrowingDrafter
 from paceline.drafters.hidden_states import PendingStates, check_head_target, made_of_valid
 from paceline.drafters.tree.base import GrownTree
 from paceline.drafters.tree.shapes import Shape
-from paceline.models.base import LM, FusedDrafting, LogitsFor, PendingInputs
+from paceline.models.base import LM, BlockReading, FusedDrafting, LogitsFor, PendingInputs
 from paceline.models.prefill import CHUNK
 
 MAX_SKIPPED_STEPS = 32  # steps without a draft until the states that have collected are read
@@ -160,22 +160,46 @@ class BlockDrafter(GrowingDrafter):
         self.draft_depth = depth
 
     def can_draft_fused(self, context: DrafterContext) -> bool:
-        """Where the head says how it drafts."""
-        return super().can_draft_fused(context) and self.block_input is not None
+        """Where the head says how all of it drafts."""
+        return super().can_draft_fused(context) and self.block_input is not None and self.block_input.whole
 
     def draft_fused(self, batch: Batch, tokens: Tensor, valid: Tensor, *, greedy: bool) -> bool:
         """Read the queued states of all rows and draft in one call."""
         assert isinstance(self.lm, FusedDrafting)
-        count = self.unread.count
-        pending = PendingInputs(count=count, max_count=self.num_read, states=self.unread.states, block=self.block_input)
+        pending = self._pending()
         if not self.lm.draft_fused(batch, self.cache, pending, tokens, valid, greedy=greedy):
             return False
-        self.cache.commit(count)
-        count.zero_()
+        self._have_read(pending.count)
         return True
 
     def read_root(self, batch: Batch) -> Tensor:
         """Read the queued states and a block: the logits of all depths of the draft; those of the first."""
+        first = self.head.options.first_slot
+        streams, logits = self._read_block(batch)
+        self.streams = streams[:, first : first + self.draft_depth].contiguous()
+        self.logits = self._logits(self.streams) if logits is None else logits[:, first : first + self.draft_depth]
+        self.scored = batch.root, 0
+        markov = self.head.markov
+        if markov is None:
+            return self.logits[:, :1]
+        self.normed = self.head.decoder.norm(streams)
+        root, before = batch.root[:, None], (batch.length[:, None] - 2).clamp(min=0)
+        known = torch.cat((batch.tokens.gather(1, before), root), dim=1)
+        self.states = []
+        return self._add_markov(
+            self.logits[:, :1], root, torch.zeros_like(root), markov.begin(self.normed, known)[:, None]
+        )
+
+    def _read_block(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """The states [B, b, H] of all slots after the last layer, and their logits [B, b, V] if a kernel read them."""
+        last = self.head.options.num_layers
+        if isinstance(self.lm, BlockReading) and self.block_input is not None:
+            pending = self._pending()
+            valid = self.reads[:, None].expand(-1, 1 + self.draft_depth).contiguous()
+            tokens = F.pad(batch.root[:, None], (0, self.draft_depth))
+            output = self.lm.read_block(self.cache, pending, tokens, valid)
+            self._have_read(pending.count)
+            return output.hidden[last], output.logits
         self._read_queue(self.num_read)
         tree = Tree(
             tokens=F.pad(batch.root[:, None], (0, self.slots.shape[1] - 1)),  # those of masked slots are not embedded
@@ -190,21 +214,20 @@ class BlockDrafter(GrowingDrafter):
             max_depth=self.slots.shape[1] - 1,
             chain=False,
         )
-        last, first = self.head.options.num_layers, self.head.options.first_slot
         resume = Resume(layer=0, hidden=self.hidden, ready=self.masked, first=0)
         output = self.lm(tree, self.cache, taps=(last,), logits_for=LogitsFor.NONE, resume=resume)
-        self.streams = output.hidden[last][:, first : first + self.draft_depth].contiguous()
-        self.logits, self.scored = self._logits(self.streams), (batch.root, 0)
-        markov = self.head.markov
-        if markov is None:
-            return self.logits[:, :1]
-        self.normed = self.head.decoder.norm(output.hidden[last])
-        root, before = batch.root[:, None], (batch.length[:, None] - 2).clamp(min=0)
-        known = torch.cat((batch.tokens.gather(1, before), root), dim=1)
-        self.states = []
-        return self._add_markov(
-            self.logits[:, :1], root, torch.zeros_like(root), markov.begin(self.normed, known)[:, None]
+        return output.hidden[last], None
+
+    def _pending(self) -> PendingInputs:
+        """The queued states of all rows."""
+        return PendingInputs(
+            count=self.unread.count, max_count=self.num_read, states=self.unread.states, block=self.block_input
         )
+
+    def _have_read(self, count: Tensor) -> None:
+        """Commit the ``count`` [B] of states that were read, and empty the queue."""
+        self.cache.commit(count)
+        count.zero_()
 
     def score_nodes(self, forest: Tree, start: int) -> Tensor:
         """The logits of the depth below each node."""

@@ -226,6 +226,19 @@ class FusedDrafting(ABC):
         ...
 
 
+class BlockReading(ABC):
+    """An LM that can also read what a block head waits to read, and a block after it, in one call."""
+
+    @abstractmethod
+    def read_block(self, cache: View, pending: PendingInputs, tokens: Tensor, valid: Tensor) -> Output:
+        """The states of ``pending``, whose keys and values are written to the scratch of ``cache``, and then a block.
+
+        Column 0 of ``tokens`` and ``valid`` [B, 1 + D], which are contiguous, is the root. Gives the logits [B, b, V]
+        of the b slots, 0 for those that draft nothing valid, and the hidden states after the last layer.
+        """
+        ...
+
+
 def max_sequence_length(lm: LM, *, num_nodes: int = 0) -> int:
     """Tokens of the longest sequence that ``lm`` can read with ``num_nodes`` draft nodes after it; below 1 if none."""
     return lm.max_positions if lm.max_slots is None else min(lm.max_positions, lm.max_slots - num_nodes)

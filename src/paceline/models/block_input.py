@@ -29,6 +29,7 @@ class BlockInput:
     mask: Tensor  # [H] contiguous
     markov: tuple[nn.Embedding, nn.Linear] | None = None  # [V, r] of the token before, [D, r] added to the logits
     confidence: nn.Linear | None = None  # [1, H or H + r] of the state that the LM head reads, and the token before
+    whole: bool = True  # whether logits follow from these parts alone; else others add to them
     draft_ids: Tensor | None = None  # [D] int64 the target ids of the head's logits; None: the same
     handle: int = field(init=False, default_factory=count().__next__)  # names it where only an integer can
 

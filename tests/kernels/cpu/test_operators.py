@@ -168,6 +168,9 @@ def drafts():
     called_block = (drafter._kernel_model.handle, own.storage.workspace.address, KVView.of(own), own.layers, called[4])
     reads = (count + 1, 1, torch.randn_like(states), None, None, None, block.handle)
     yield "draft_fused", flat(*called_block, *[None] * 14, *chain, *[None] * 3, *reads, *alone[4:])
+    slots, vocab = block.num_slots, drafter.vocab_size
+    filled = (torch.zeros(ROWS, slots, vocab, dtype=model.dtype), torch.ones(ROWS, slots, size, dtype=model.dtype))
+    yield "read_block", flat(*called_block[:4], block.handle, count + 1, reads[2], tokens, valid, *filled)
     shared = (None, None, None, None, None, handle, KVView.of(other), other.layers, hidden, torch.ones_like(hidden))
     batch.early_stop.plan(StopRule(((0.6,) * LEVELS,) * ROWS, (0.5,) * ROWS))  # after one token
     batch.early_stop.notes.zero_()

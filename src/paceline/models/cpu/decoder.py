@@ -15,7 +15,8 @@ from paceline.core.tree import Resume, Tree
 from paceline.kernels.cpu.operators import Workspace
 from paceline.kernels.cpu.ops import is_philox
 from paceline.kernels.cpu.sampling import ProcessorTensors
-from paceline.models.base import FusedDrafting, LogitsFor, Output, PendingInputs, SharedLayers
+from paceline.models.base import BlockReading, FusedDrafting, LogitsFor, Output, PendingInputs, SharedLayers
+from paceline.models.cpu.block import read_block
 from paceline.models.cpu.forward import KernelModel, draft_fused, forward
 from paceline.models.cpu.kv_view import KVView
 from paceline.models.memory import lazy_zeros
@@ -25,7 +26,7 @@ from paceline.models.wrapped import WrappedLM
 
 
 @final
-class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
+class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting, BlockReading):
     """``lm`` run by the CPU kernel on the same weights, without ``skipped`` (None: nothing is).
 
     It is batch-invariant: a token has bitwise the same logits whether it is scored alone, in a draft, in a batch or in
@@ -159,6 +160,29 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting):
             None if shared_layers is None else shared_layers.added,
         )
         return True
+
+    def read_block(self, cache: View, pending: PendingInputs, tokens: Tensor, valid: Tensor) -> Output:
+        """See models/base.BlockReading; one kernel call."""
+        self._check_pending(pending, None)
+        block, states, rows = pending.block, pending.states, len(tokens)
+        assert block is not None and states is not None
+        dtype = self._kernel_model.embeddings.dtype
+        logits = torch.zeros(rows, block.num_slots, self.vocab_size, dtype=dtype)
+        streams = torch.empty(rows, block.num_slots, self.lm.config.hidden_size, dtype=dtype)
+        read_block(
+            self._kernel_model.handle,
+            _workspace_of(cache, self.isa),
+            KVView.of(cache),
+            cache.layers,
+            block.handle,
+            pending.count,
+            states,
+            tokens,
+            valid,
+            logits,
+            streams,
+        )
+        return Output(logits, {self.num_layers: streams})
 
     def _check_pending(self, pending: PendingInputs, shared: SharedLayers | None) -> None:
         """Assert that the inputs of fused drafting are laid out as the kernel reads them."""

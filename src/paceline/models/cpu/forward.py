@@ -80,7 +80,7 @@ class KernelModel:
         self._compiled = self._compile()
         load_kernel(self.isa)
         self._inputs: dict[type, CompiledInput] = {}
-        _MODELS[self.handle] = self
+        MODELS[self.handle] = self
 
     @property
     def embeddings(self) -> Tensor:
@@ -126,7 +126,7 @@ class KernelModel:
 
 
 _HANDLES = count()
-_MODELS: WeakValueDictionary[int, KernelModel] = WeakValueDictionary()
+MODELS: WeakValueDictionary[int, KernelModel] = WeakValueDictionary()  # by their handles
 
 
 @kernel_op(
@@ -156,11 +156,11 @@ def forward(
 
     ``tokens``, ``depth``, ``valid`` and ``ancestors`` are of these nodes. ``workspace`` is the address of a Workspace.
     """
-    held, memory = _MODELS[model], WORKSPACES[workspace]
+    held, memory = MODELS[model], WORKSPACES[workspace]
     compiled = held.at(cache.keys.shape[2])
     tokens, depth, valid, ancestors = row_major(tokens), row_major(depth), row_major(valid), row_major(ancestors)
     rows, nodes = tokens.shape
-    call = _call(compiled, cache, layers, rows=rows, nodes=nodes, logits_for=logits_for)
+    call = call_for(compiled, cache, layers, rows=rows, nodes=nodes, logits_for=logits_for)
     call.start, call.chain = start, chain
     call.tokens, call.tokens_step = tokens.data_ptr(), tokens.stride(0)
     call.depth, call.depth_step = depth.data_ptr(), depth.stride(0)
@@ -223,10 +223,10 @@ def draft_fused(
     not ``valid`` any more. ``sequences`` [B, T] of ``length`` [B] are the batch's; ``target_ids`` (None: the same) are
     those of the logits; ``input_projection``, ``pairs``, ``depth_models``, ``block`` and the models are handles.
     """
-    held, memory, rows = _MODELS[model], WORKSPACES[workspace], len(tokens)
+    held, memory, rows = MODELS[model], WORKSPACES[workspace], len(tokens)
     compiled = held.at(cache.keys.shape[2])
     own = layers if depth_models is None else ()  # those have none
-    call = _call(compiled, cache, own, rows=rows, nodes=1, logits_for=LogitsFor.ALL.value)
+    call = call_for(compiled, cache, own, rows=rows, nodes=1, logits_for=LogitsFor.ALL.value)
     call.chain, program = True, compiled.program.model
     draft = FusedDraft(
         depth=tokens.shape[1] - 1,
@@ -256,8 +256,8 @@ def draft_fused(
     if target_ids is not None:
         draft.target_ids = target_ids.data_ptr()
     if shared is not None and shared_model is not None and hidden is not None:
-        first = _MODELS[shared_model].at(shared.keys.shape[2])
-        first_call = _call(first, shared, shared_layers, rows=rows, nodes=1, logits_for=LogitsFor.NONE.value)
+        first = MODELS[shared_model].at(shared.keys.shape[2])
+        first_call = call_for(first, shared, shared_layers, rows=rows, nodes=1, logits_for=LogitsFor.NONE.value)
         first_call.chain = True
         draft.shared_layers, draft.shared_layers_call = map(ctypes.pointer, (first.program.model, first_call))
         draft.hidden = hidden.data_ptr()
@@ -274,7 +274,9 @@ def draft_fused(
     )
 
 
-def _call(compiled: Compiled, cache: KVView, layers: Sequence[int], *, rows: int, nodes: int, logits_for: int) -> Call:
+def call_for(
+    compiled: Compiled, cache: KVView, layers: Sequence[int], *, rows: int, nodes: int, logits_for: int
+) -> Call:
     """A call with the cache and rotary tables set but not the tree."""
     keys, values, length, index, source, source_values, source_length = cache
     call = Call(

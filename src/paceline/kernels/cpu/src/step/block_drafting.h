@@ -57,7 +57,8 @@ void read_states(StepMemory<T> &memory, const Model &model, const FusedDraft &dr
 }
 
 // Reads the pending states of every row and a block after them. Writes the logits of the slots that draft [rows, slots,
-// vocab] to call.logits, what the LM head reads of them to call.outputs, and the new cache lengths to lengths.
+// vocab] to call.logits, what the LM head reads of them to call.outputs, the new cache lengths to lengths, and what
+// call.taps ask for.
 template <class T>
 void read_block(StepMemory<T> &memory, const Model &model, const FusedDraft &draft, Call call, int64_t *lengths) {
     const BlockInput &block = *draft.block;

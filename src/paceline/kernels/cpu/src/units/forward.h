@@ -1,4 +1,4 @@
-// The C ABI of forward, fused drafting and linear layers, for one precision per translation unit.
+// The C ABI of forward, fused drafting, blocks and linear layers, for one precision per translation unit.
 #pragma once
 
 #include <mutex>
@@ -22,6 +22,15 @@ void draft_fused(Workspace *workspace, const Model *model, const Call *call, con
     draft_fused<T>(workspace->memory<T>(), *model, *call, *options, processors, *draft);
 }
 
+// The first forward of a block's draft alone.
+template <class T>
+void read_block(Workspace *workspace, const Model *model, const Call *call, const FusedDraft *draft) {
+    std::lock_guard<std::mutex> lock(workspace->mutex);
+    StepMemory<T> &memory = workspace->memory<T>();
+    memory.lengths.resize(call->rows);
+    read_block<T>(memory, *model, *draft, *call, memory.lengths.data());
+}
+
 // y = x w^T, divided among threads as in a forward.
 template <class T>
 void linear_rows(const Operation *op, const void *x, void *y, int64_t rows, int64_t threads) {
@@ -42,6 +51,10 @@ void linear_rows(const Operation *op, const void *x, void *y, int64_t rows, int6
         const paceline::SamplingOptions *options, const paceline::LogitsProcessors *processors,                      \
         const paceline::FusedDraft *draft) {                                                                         \
         paceline::draft_fused<T>(workspace, model, call, options, processors, draft);                                \
+    }                                                                                                                \
+    PACELINE_API void paceline_read_block_##name(paceline::Workspace *workspace, const paceline::Model *model,       \
+                                                 const paceline::Call *call, const paceline::FusedDraft *draft) {    \
+        paceline::read_block<T>(workspace, model, call, draft);                                                      \
     }                                                                                                                \
     PACELINE_API void paceline_linear_##name(const paceline::Operation *op, const void *x, void *y, int64_t rows,    \
                                              int64_t threads) {                                                      \
