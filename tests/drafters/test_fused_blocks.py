@@ -131,6 +131,17 @@ def test_rows_without_a_draft_are_read_as_the_others():
         assert torch.equal(one, other)
 
 
+def test_more_slots_than_the_kernel_reads_at_once():
+    target, drafts = native(), []
+    head = head_for(target.lm, HEADS["markov"])
+    for decoder in both(head, target, rows=120):
+        decoder.admit([request([7 + row % 50, 3, 5][: 1 + row % 3]) for row in range(120)], range(120))
+        decoder.step()
+        tree = decoder.draft(StepPlan(5))
+        drafts.append(torch.where(tree.valid, tree.tokens, -1))
+    assert torch.equal(*drafts) and len(drafts[0].unique()) > 20
+
+
 @pytest.mark.parametrize("layout", [dict(LAYOUTS["mask token"], block_size=5), LAYOUTS["markov"]])
 def test_a_head_that_knows_its_target_is_accepted_as_often(layout):
     """Drafts that are accepted leave states of several tokens to read at once."""

@@ -165,6 +165,22 @@ def test_keys_and_values_do_not_depend_on_what_is_read_of_the_output(layout, ski
     assert found[2][2].abs().amax() > 0
 
 
+@pytest.mark.one_in(3)
+@torch.inference_mode()
+@pytest.mark.parametrize("skipped", [SkippedSublayers(), SkippedSublayers(attention=frozenset({2}))], ids=str)
+@pytest.mark.parametrize("rows", [3, 70])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_logits_of_last_nodes_are_those_of_all_nodes(layout, rows, skipped):
+    """Of the others the last layer computes no output then; also of more nodes than the kernel holds at once."""
+    lm = native(layout, torch.float32)
+    own = CpuDecoder(lm, skipped if skipped else None)
+    count = torch.tensor([12, 1, 7]).repeat(rows)[:rows]
+    tree = Tree.make_chain(texts(rows, 12), torch.arange(12) < count[:, None])
+    every = own(tree, own.new_cache(rows, 16).view()).logits
+    last = own(tree, own.new_cache(rows, 16).view(), logits_for=LogitsFor.LAST).logits
+    assert torch.equal(last[:, 0], every[torch.arange(rows), count - 1])
+
+
 @torch.inference_mode()
 def test_moved_weights_are_recompiled():
     lm = copy.deepcopy(native("grouped", torch.float32))
