@@ -113,6 +113,16 @@ def test_candidates_have_the_proportions_of_the_prior():
     assert found["eagle3"]["draft_vocab_size"] == found["medusa"]["draft_vocab_size"] == tiny.VOCAB // 2
 
 
+def test_heads_have_a_draft_vocabulary_where_the_rows_of_the_target_s_lm_head_can_be_read_alone():
+    target = native(8)
+    sizes = []
+    for generated in (None, tiny.VOCAB - 1):
+        target.num_generated = generated
+        found = {one.name: one.config for one in choice.candidates(target, optimiser="adamw")}
+        sizes.append([found[name].get("draft_vocab_size") for name in ("mtp", "eagle", "eagle3")])
+    assert sizes == [[tiny.VOCAB // 2] * 3, [None, None, tiny.VOCAB // 2]]
+
+
 def test_candidates_for_the_embedded_target_are_those_of_the_zoo():
     folder = ROOT / "demo/src/paceline_demo/target"
     target = random_model(json.loads((folder / "config.json").read_text(encoding="utf-8")), 0)

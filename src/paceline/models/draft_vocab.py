@@ -76,6 +76,15 @@ def check_reducible(lm: LM) -> DecoderLM:
     return lm
 
 
+def is_reducible(lm: LM) -> bool:
+    """Whether the rows of its LM head can be read alone."""
+    try:
+        check_reducible(lm)
+    except ValueError:
+        return False
+    return True
+
+
 @torch.no_grad()
 def with_draft_vocab(lm: LM, ids: Tensor) -> DecoderLM:
     """``lm`` with logits [..., D] of ``ids`` [D]; all other weights are its own. Raises ValueError as

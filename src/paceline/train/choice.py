@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from paceline.models.draft_vocab import is_reducible
 from paceline.models.native.decoder import DecoderLM
 
 # Greedy tokens per step by training steps, of drafts of PRIOR_K tokens: the zoo's validations of heads of the embedded
@@ -99,6 +100,7 @@ def candidates(target: DecoderLM, *, optimiser: str) -> list[Candidate]:
     eighth, quarter = (max(1, round(layers / part)) for part in (8, 4))
     taps = sorted({max(1, round(layers * share)) for share in (0.25, 0.625, 1.0)})
     vocab = min(MOST_DRAFTED, target.vocab_size // 2)
+    reduced = {"draft_vocab_size": vocab} if is_reducible(target) else {}
     width = max(config.head_dim, half)
     block = {"taps": taps, "num_layers": 2, "mask_token_id": 0, "anchors": 64}
     markov = {"ffn_size": config.ffn_size * 3 // 4, "markov_rank": config.hidden_size // 8}
@@ -108,8 +110,8 @@ def candidates(target: DecoderLM, *, optimiser: str) -> list[Candidate]:
         "early_exit_quarter": ("early_exit", {"exit_layer": quarter, "num_blocks": 1}),
         "prophet": ("prophet", {"num_states": 2, "num_blocks": 2, "width": width, "depth": PRIOR_K, "anchors": 64}),
         "prophet_wide": ("prophet", {"num_states": 2, "num_blocks": 2, "depth": PRIOR_K, "anchors": 64}),
-        "mtp": ("mtp", {"depth": 5, "anchors": 64}),
-        "eagle": ("eagle", {"depth": 5, "anchors": 64}),
+        "mtp": ("mtp", {"depth": 5, **reduced, "anchors": 64}),
+        "eagle": ("eagle", {"depth": 5, **reduced, "anchors": 64}),
         "eagle3": ("eagle3", {"taps": taps, "draft_vocab_size": vocab, "depth": 5, "anchors": 64}),
         "dflash": ("block", {**block, "block_size": 8}),
         "dspark": ("block", {**block, **markov, "block_size": 7, "anchor_first": True, "confidence": True}),
