@@ -68,12 +68,29 @@ inline Floats load(const f16 *p) {
     return widen_vector<f16>(h);
 }
 
+#if defined(__AVX512F__)
+// The mask of the first count lanes.
+template <class T>
+inline auto first_lanes(int count) {
+    return std::conditional_t<lanes<T> == 16, __mmask16, __mmask8>((1u << count) - 1);
+}
+#endif
+
 // The first count elements, fewer than a vector, and zeros.
 template <class T>
 inline Vec<T> load_some(const T *p, int count) {
+#if defined(__AVX512F__)  // through memory, a load would wait for the stores that it reads
+    if constexpr (is_half<T>)
+        return widen_vector<T>((Halves)_mm256_maskz_loadu_epi16(first_lanes<T>(count), p));
+    else if constexpr (std::is_same_v<T, float>)
+        return (Floats)_mm512_maskz_loadu_ps(first_lanes<T>(count), p);
+    else
+        return (Doubles)_mm512_maskz_loadu_pd(first_lanes<T>(count), p);
+#else
     T padded[lanes<T>] = {};
     std::memcpy(padded, p, count * sizeof(T));
     return load(padded);
+#endif
 }
 
 inline void store(float *p, Floats v) { std::memcpy(p, &v, sizeof v); }
@@ -82,6 +99,17 @@ inline void store(double *p, Doubles v) { std::memcpy(p, &v, sizeof v); }
 // The first count elements of v.
 template <class T>
 inline void store_partial(T *p, Vec<T> v, int count) {
+#if defined(__AVX512F__)
+    if (count < lanes<T>) {
+        if constexpr (is_half<T>)
+            _mm256_mask_storeu_epi16(p, first_lanes<T>(count), (__m256i)narrow_vector<T>(v));
+        else if constexpr (std::is_same_v<T, float>)
+            _mm512_mask_storeu_ps(p, first_lanes<T>(count), (__m512)v);
+        else
+            _mm512_mask_storeu_pd(p, first_lanes<T>(count), (__m512d)v);
+        return;
+    }
+#endif
     if constexpr (is_half<T>) {
         const Halves h = narrow_vector<T>(v);
         std::memcpy(p, &h, count == lanes<T> ? sizeof h : count * sizeof(T));
