@@ -74,24 +74,35 @@ inline Doubles hyperbolic_tangent(Doubles x) {
     return x;
 }
 
-template <class V>
-inline V activation(int64_t which, V x) {
-    using A = decltype(V{}[0] + 0);
+// x times the logistic function of x, for results that are rounded to T.
+template <class T>
+inline Vec<T> silu(Vec<T> x) {
+    if constexpr (is_half<T>)
+        return x / (power_of_two(x * -1.44269504f) + 1.0f);
+    else
+        return x / (exponential(-x) + Acc<T>(1));
+}
+
+template <class T>
+inline Vec<T> activation(int64_t which, Vec<T> x) {
+    using A = Acc<T>;
     switch (which) {
-        case SILU: return x / (exponential(-x) + A(1));
+        case SILU: return silu<T>(x);
         case GELU: return x * A(0.5) * (error_function(x * A(0.70710678118654752)) + A(1));
         case GELU_TANH:
             return x * A(0.5) * (hyperbolic_tangent((x + x * x * x * A(0.044715)) * A(0.79788456080286536)) + A(1));
-        default: return x > A(0) ? x : V{};
+        default: return x > A(0) ? x : Vec<T>{};
     }
 }
 
 // y = act(x); times the other half of x, op.inner elements on, if gated.
 template <class T>
 inline void activate(const Operation &op, const T *x, T *y, int begin, int end) {
+    const int64_t which = op.variant, other = op.inner;
+    const bool gated = op.kind == GATE;
     for_each_vector<T>(end - begin, [&](int i, auto count) {
-        Vec<T> v = activation(op.variant, load_partial(x + begin + i, count));
-        if (op.kind == GATE) v = round_vector<T>(v) * load_partial(x + op.inner + begin + i, count);
+        Vec<T> v = activation<T>(which, load_partial(x + begin + i, count));
+        if (gated) v = round_vector<T>(v) * load_partial(x + other + begin + i, count);
         store_partial(y + begin + i, v, count);
     });
 }
@@ -105,45 +116,58 @@ inline void add(const Operation &op, const T *x, T *y) {
     });
 }
 
-// Writes N outputs y = W x + bias from their sums; adds to y for LINEAR_ADD.
-template <class T, int N>
-inline void write_outputs(const Operation &op, T *y, int n, const Acc<T> *sums, Acc<T> divisor) {
-    const T *bias = (const T *)op.bias;
-    if constexpr (N == 1) {
-        Acc<T> four[4] = {*sums};
-        T last[4] = {y[n]}, added[4] = {bias ? bias[n] : narrow<T>(0)};
-        Operation one = op;
-        one.bias = bias ? added : nullptr;
-        write_outputs<T, 4>(one, last, 0, four, divisor);
-        y[n] = last[0];
-    } else if constexpr (N % lanes<T> == 0) {
-        for (int j = 0; j < N; j += lanes<T>) {
-            Vec<T> v = load(sums + j);
-            if (bias) v += load(bias + n + j);
-            if (op.kind == LINEAR_ADD) {
-                v = round_vector<T>(v);
-                if (op.factor != 1) v = round_vector<T>(v * Acc<T>(op.factor));
-                v += load(y + n + j);
-            } else if (divisor != 1) {
-                v = round_vector<T>(v) / divisor;
+// How a linear layer writes its outputs y = W x + bias from sums: a copy of what the operation says, which the compiler
+// keeps in registers while y is written.
+template <class T>
+class OutputWriter {
+   public:
+    OutputWriter(const Operation &op, Acc<T> divisor)
+        : bias_((const T *)op.bias), adds_(op.kind == LINEAR_ADD), factor_(op.factor), divisor_(divisor) {}
+
+    // Writes N outputs from index n on; adds to y for LINEAR_ADD.
+    template <int N>
+    void write(T *y, int n, const Acc<T> *sums) const {
+        if constexpr (N == 1) {
+            Acc<T> four[4] = {*sums};
+            T last[4] = {y[n]}, added[4] = {bias_ ? bias_[n] : narrow<T>(0)};
+            OutputWriter one = *this;
+            one.bias_ = bias_ ? added : nullptr;
+            one.write<4>(last, 0, four);
+            y[n] = last[0];
+        } else if constexpr (N % lanes<T> == 0) {
+            for (int j = 0; j < N; j += lanes<T>) {
+                Vec<T> v = load(sums + j);
+                if (bias_) v += load(bias_ + n + j);
+                if (adds_) {
+                    v = round_vector<T>(v);
+                    if (factor_ != 1) v = round_vector<T>(v * factor_);
+                    v += load(y + n + j);
+                } else if (divisor_ != 1) {
+                    v = round_vector<T>(v) / divisor_;
+                }
+                store_partial(y + n + j, v, lanes<T>);
             }
-            store_partial(y + n + j, v, lanes<T>);
-        }
-    } else {
-        for (int j = 0; j < N; j += 4) {
-            Four<T> v;
-            std::memcpy(&v, sums + j, sizeof v);
-            if (bias) v += widen_four(bias + n + j);
-            if (op.kind == LINEAR_ADD) {
-                v = rounded_four<T>(v);
-                if (op.factor != 1) v = rounded_four<T>(v * Acc<T>(op.factor));
-                v += widen_four(y + n + j);
-            } else if (divisor != 1) {
-                v = rounded_four<T>(v) / divisor;
+        } else {
+            for (int j = 0; j < N; j += 4) {
+                Four<T> v;
+                std::memcpy(&v, sums + j, sizeof v);
+                if (bias_) v += widen_four(bias_ + n + j);
+                if (adds_) {
+                    v = rounded_four<T>(v);
+                    if (factor_ != 1) v = rounded_four<T>(v * factor_);
+                    v += widen_four(y + n + j);
+                } else if (divisor_ != 1) {
+                    v = rounded_four<T>(v) / divisor_;
+                }
+                narrow_four(y + n + j, v);
             }
-            narrow_four(y + n + j, v);
         }
     }
-}
+
+   private:
+    const T *bias_;
+    bool adds_;
+    Acc<T> factor_, divisor_;
+};
 
 }  // namespace paceline

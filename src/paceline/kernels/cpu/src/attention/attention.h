@@ -57,6 +57,8 @@ class Attention {
         for (head_ = begin; head_ < end; head_ += step) {
             num_heads_ = std::min(step, end - head_);
             if (packed_all_) pack_keys_and_values();
+            for (int h = 0; h < num_heads_ && !packed_all_; h++)  // the first tiles: weights have displaced them
+                prefetch_next(keys(h), -KV_TILE, shared_), prefetch_next(values(h), -KV_TILE, shared_);
             for (int i = 0; i < count; i += most) {
                 load_queries(nodes + i, std::min(most, count - i), heads + i * heads_step, heads_step);
                 score_prefix();

@@ -98,17 +98,6 @@ template <int M, int G>
         for (int g = 0; g < G; g++) _mm512_storeu_ps(scores + m * ld + g * KEYS_PER_VECTOR, sums[m][g]);
 }
 
-// 2^x for x <= 0, with an error of 3e-6, far below the rounding of bf16 weights.
-inline __m512 exp2_approx(__m512 x) {
-    const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512 rest = _mm512_sub_ps(x, whole);
-    __m512 p = _mm512_fmadd_ps(rest, _mm512_set1_ps(0.009566114284f), _mm512_set1_ps(0.05591752753f));
-    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(0.24024842679f));
-    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(0.69312185049f));
-    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(0.99999922514f));
-    return _mm512_scalef_ps(p, whole);
-}
-
 // Replaces the scores of count positions by unnormalised softmax weights in bf16, with zeros up to end at least.
 // Returns the sum of the rounded weights, so that the normalised ones add up to one.
 inline float softmax_row(float *scores, int count, int end, float scale) {
@@ -128,7 +117,9 @@ inline float softmax_row(float *scores, int count, int end, float scale) {
     const __m512 most = _mm512_mul_ps(_mm512_set1_ps(_mm512_reduce_max_ps(_mm512_max_ps(top, other))), factor);
     const __m512bh one = (__m512bh)_mm512_set1_epi16(0x3f80);
     __m512 total = _mm512_setzero_ps();
-    auto weights = [&](int i) { return exp2_approx(_mm512_fmsub_ps(_mm512_loadu_ps(scores + i), factor, most)); };
+    auto weights = [&](int i) {
+        return (__m512)power_of_two((Floats)_mm512_fmsub_ps(_mm512_loadu_ps(scores + i), factor, most));
+    };
     auto add = [&](int i, __m512 first, __m512 second) {
         const __m512bh both = _mm512_cvtne2ps_pbh(second, first);
         total = _mm512_dpbf16_ps(total, both, one);

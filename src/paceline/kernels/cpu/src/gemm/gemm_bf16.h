@@ -97,7 +97,8 @@ struct PackedMatrix {
 
 // Emits the sums of rows m .. m + size - 1 of x with the panel of wide rows that starts at row n of w.
 template <class Put>
-inline void emit_panel(float (*sums)[PANEL_ROWS], int m, int size, int n, int wide, Put &&emit) {
+inline void emit_panel(float (*sums)[PANEL_ROWS], int m, int size, int n, int wide, const Put &put) {
+    const Put emit = put;  // its own, so that the compiler knows that no output is written into it
     for (int j = 0; j < size; j++) {
         int c = 0;
         for (; c + PAIRS_PER_VECTOR <= wide; c += PAIRS_PER_VECTOR)

@@ -103,8 +103,8 @@ struct OutputRows {
 template <class T>
 void linear(const Operation &op, const T *x, long ldx, int rows, Worker &worker, const OutputRows<T> &out,
             Acc<T> divisor) {
-    auto emit = [&](int m, int n, auto count, const Acc<T> *sums) {
-        write_outputs<T, decltype(count)::value>(op, out.at(m), n, sums, divisor);
+    auto emit = [writer = OutputWriter<T>(op, divisor), out](int m, int n, auto count, const Acc<T> *sums) {
+        writer.template write<decltype(count)::value>(out.at(m), n, sums);
     };
     using Plain = typename panels::PlainDecoder<T>::type;
     if constexpr (!std::is_void_v<Plain>)
