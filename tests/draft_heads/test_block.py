@@ -13,6 +13,8 @@ from tests import tiny
 from tests.draft_heads.test_prophet import make, states
 from tests.models.layouts import pair, texts
 
+pytestmark = pytest.mark.one_in(2)
+
 SIZES = dict(block_size=4, num_layers=2)
 LAYOUTS = {
     "own mask": {},

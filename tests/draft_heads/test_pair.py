@@ -8,6 +8,8 @@ from tests import tiny
 from tests.draft_heads.test_prophet import check_sampled_anchors, make, states
 from tests.models.layouts import pair, texts
 
+pytestmark = pytest.mark.one_in(2)
+
 KINDS = {
     "eagle": {},
     "eagle, norms": {"first_norm": True, "normalized": False, "fc_bias": False, "num_layers": 2},

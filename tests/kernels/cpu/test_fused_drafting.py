@@ -22,6 +22,8 @@ from tests.harness import decoder_for, finish, request
 from tests.kernels.cpu.models import native
 from tests.models.layouts import texts
 
+pytestmark = pytest.mark.one_in(2)
+
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 LAYOUTS = ("grouped", "gpt2", "olmo2")
 LENGTHS = (3, 6, 4)

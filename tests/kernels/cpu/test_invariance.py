@@ -8,6 +8,8 @@ from paceline.models.cpu.decoder import CpuDecoder
 from tests.kernels.cpu.models import native
 from tests.models.layouts import path_to, random_tree, texts
 
+pytestmark = pytest.mark.one_in(2)
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 LAYOUTS = ("grouped", "multi-query", "gpt2", "qwen3", "gpt_neox", "olmo2", "wide-heads", "gpt2-odd-heads")
 

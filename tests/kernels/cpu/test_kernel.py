@@ -12,6 +12,8 @@ from paceline.models.sublayers import SkippedSublayers
 from tests.kernels.cpu.models import native
 from tests.models.layouts import LAYOUTS, first_nodes, random_tree, texts
 
+pytestmark = pytest.mark.one_in(2)
+
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 ROWS, KNOWN, NODES = 3, 21, 7
 

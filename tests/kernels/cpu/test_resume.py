@@ -14,6 +14,8 @@ from paceline.models.prefill import prefill
 from tests.kernels.cpu.models import head_of, native, quantised
 from tests.models.layouts import first_nodes, random_tree, texts
 
+pytestmark = pytest.mark.one_in(2)
+
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 LAYOUTS = ("grouped", "gpt2", "gemma", "gpt_neox", "olmo2", "smollm3", "gpt2-odd-heads", "wide-heads")
 LAYERS, NODES, ROWS = 3, 9, 3

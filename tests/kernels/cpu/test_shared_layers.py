@@ -14,6 +14,8 @@ from paceline.models.cpu.packed_weights import pack_linears
 from tests.kernels.cpu.models import head_of, native
 from tests.kernels.cpu.test_fused_drafting import COUNT, DTYPES, KNOWN, LENGTHS, NONE, PROCESSING, ROOM, asked
 
+pytestmark = pytest.mark.one_in(2)
+
 DEPTH, UNWRITTEN = 4, 7.0
 
 
