@@ -13,7 +13,7 @@ from paceline.drafters.tree.shapes import Topology
 from paceline.engine.runner import ops_for
 from paceline.models.backend import pack_weights
 from paceline.models.cpu.decoder import CpuDecoder
-from tests.drafters.fused import WAVES, check, check_ends_early, check_left_to_calls, native
+from tests.drafters.fused import WAVES, check, check_ends_early, check_left_to_calls, native, with_draft_ids
 from tests.drafters.pairs import randomised
 from tests.drafters.test_block import LAYOUTS, guessable_target, tiny
 from tests.harness import decoder_for, planned_step, request
@@ -38,10 +38,7 @@ HEADS = {
 def head_for(target, options, *, kernels=True):
     """A head of which every tensor is random."""
     head = BlockHead.make(BlockConfig(**{**SIZES, **options}), target, generator=torch.Generator().manual_seed(3))
-    head = randomised(head)
-    if head.draft_vocab is not None:
-        ids = [token for token in range(target.vocab_size) if token % 3 != 1][:40]
-        head.load_own_state({**head.own_state(), "draft_ids": torch.tensor(ids)})
+    head = with_draft_ids(randomised(head), target)
     head.requires_grad_(False)
     if kernels:
         head.use_kernels()

@@ -12,7 +12,7 @@ from paceline.drafters.mtp import MTPDrafter
 from paceline.models.backend import pack_weights
 from paceline.models.cpu.decoder import CpuDecoder
 from tests import tiny as models
-from tests.drafters.fused import WAVES, check, check_ends_early, check_left_to_calls, native
+from tests.drafters.fused import WAVES, check, check_ends_early, check_left_to_calls, native, with_draft_ids
 from tests.drafters.pairs import randomised
 from tests.drafters.test_eagle3 import echo, ids_of
 from tests.kernels.cpu.test_fused_drafting import PROCESSING
@@ -46,11 +46,7 @@ def head_for(target, name):
     kind, options = HEADS[name]
     head, config, drafter = KINDS[kind]
     generator = torch.Generator().manual_seed(3)
-    made = randomised(head.make(config(**options), target, generator=generator))
-    if made.draft_vocab is not None:
-        ids = [token for token in range(target.vocab_size) if token % 3 != 1][:40]
-        made.load_own_state({**made.own_state(), "draft_ids": torch.tensor(ids)})
-    return drafter, made
+    return drafter, with_draft_ids(randomised(head.make(config(**options), target, generator=generator)), target)
 
 
 def check_pairs(make, target, **options):

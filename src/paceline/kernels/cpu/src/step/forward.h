@@ -126,6 +126,7 @@ class Forward {
     }
 
     // Moves the streams of these nodes with logits to their index among all, and their queries to the chunk's beginning.
+    // Nothing else of a node is read after its keys are stored: a head with layers outputs no PAIR.
     void keep_with_logits(int begin, int end, int first) {
         for (int i = begin; i < end; i++) {
             const int at = logit_nodes_[i];
