@@ -66,13 +66,10 @@ def test_no_other_depths_are_much_faster():
 
 
 def test_a_drafter_runs_as_deep_as_any_row_goes():
-    """Two rows whose second token is drafted in half of the steps, each by itself: in three of four for one of them."""
-    step, work = StepDrafts(2), [DraftWork(1, 0, 1, 0), DraftWork(1.6, 0.24, 2, 1), DraftWork(1.9, 0.5, 2.5, 1.5)]
-    for _ in range(2):
-        step.add_row(work, 2)
-    assert (step.rows, step.nodes, step.drafted, step.deepest) == (2, 5, 3, 1.75) and step.tokens == pytest.approx(3.8)
-    step.add_row(work, 0)
-    assert (step.rows, step.nodes, step.drafted, step.deepest) == (3, 6, 3, 1.75)
+    step, work = StepDrafts(), [DraftWork(1, 0, 1, 0), DraftWork(1.6, 0.24, 2, 1), DraftWork(1.9, 0.5, 3, 2)]
+    for depth in (1, 2, 2, 0):
+        step.add_row(work[: depth + 1], depth)
+    assert (step.rows, step.nodes, step.drafted, step.deepest) == (4, 9, 5, 2) and step.tokens == pytest.approx(6.4)
 
 
 @pytest.mark.parametrize("ends_early", [False, True])
@@ -96,14 +93,14 @@ def test_a_chain_ends_before_a_token_that_is_worth_less_than_it_takes():
     def in_blocks(rows, nodes, deepest=0, drafted=0):
         return 1 + 0.01 * nodes + (1.5 if nodes > 4 else 0.0) + 0.02 * deepest
 
-    step = StepDrafts(8)
-    step.add_row(work_of(0.9, 8), 3)
-    assert step.least(in_blocks, 3) == pytest.approx(0.01 * step.tokens / step.cost(in_blocks)), "of a shared forward"
+    step = StepDrafts()
+    for node, forward in ((0.01, 0.02), (0.01, 0.0)):  # the second row shares the forwards of the first
+        step.add_row(work_of(0.9, 8), 3)
+        assert step.least(in_blocks) == pytest.approx((node + forward) * step.tokens / step.cost(in_blocks))
 
     goodput = Goodput(Knowledge(), range(9), ends_early=True)
     rows = rows_of({0: 64}, pool=goodput.knowledge.greedy)
     goodput.knowledge.costs.of = in_blocks
-    goodput.knowledge.greedy.reached = [1.0] * 8
     rows[0].expect()
     chosen = goodput._most_tokens(rows)
     assert chosen.depths == {0: 3}

@@ -1,13 +1,15 @@
 """The controller on imagined machines: what it costs where drafting is useless, and how near it comes to the best."""
 
 import random
+from dataclasses import replace
 from math import pi, sqrt
 from statistics import median
 
 import pytest
 
+from paceline.core.early_stop import BITS
 from paceline.core.plan import Fixed
-from paceline.core.step import Finish, PhaseSeconds, StepResult
+from paceline.core.step import Finish, PhaseSeconds, StepPlan, StepResult
 from paceline.core.tree import NoDraft
 from paceline.engine.acceptance import Counts, Pool, survival
 from paceline.engine.controller import Controller
@@ -16,7 +18,7 @@ from paceline.engine.curve import Curve
 from paceline.engine.exploration import LESSONS, plain_is_due
 from paceline.engine.goodput import Goodput
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
-from paceline.engine.row_state import RowState
+from paceline.engine.row_state import TELLING, RowState
 from tests.engine.machine import PLAIN, Machine
 from tests.harness import request
 
@@ -224,6 +226,20 @@ def rejected(plan):
         logprobs=[[]],
         seconds=PhaseSeconds(draft=0.001 * depth, score=0.01, decide=0.001, rest=0.001),
     )
+
+
+def test_a_token_that_was_not_submitted_counts_by_its_chance():
+    """Or chains that end early would seem to be rejected there, and deeper drafts not to pay."""
+    known = Knowledge()
+    likely, unlikely = 15, 5  # levels
+    state = RowState.of(request([1], max_tokens=64), pool=known.greedy, max_depth=4, plain=False)
+    ended = replace(rejected(StepPlan(3)), num_drafted=[1], num_accepted=[1], confidence=[unlikely << BITS | likely])
+    for _ in range(TELLING):
+        state.learn(ended, 0, 3, levels=True, timed=True, sample=True)
+    chance = known.greedy.confidence.acceptance[unlikely - 1]
+    assert 0.1 < chance < 0.4 and known.greedy.counts.tried[2] == 0
+    assert known.greedy.counts.accepted[1] == pytest.approx(chance * known.greedy.counts.tried[1])
+    assert state.counts.accepted[0] == state.counts.tried[0]
 
 
 def test_a_prompt_is_read_at_once_only_where_the_request_is_long_enough_to_earn_that():

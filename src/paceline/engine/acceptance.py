@@ -12,7 +12,6 @@ from paceline.engine.confidence import Confidence
 from paceline.engine.copies import CopyRates
 
 FIRST_GUESS = 0.6  # of a drafter that nothing is known of
-GOES_ON = 0.8  # share of drafts that do not end before the next token, until it is known
 LEAST, MOST = 0.01, 0.99  # no acceptance is taken for impossible or certain
 HEAVIEST = 1e12
 
@@ -87,16 +86,12 @@ class Pool:
 
     KEEP = 0.995  # of the weight of former steps, with each
     WEIGHT = 4.0  # of the guess, in steps
-    FOLLOW, FOLLOW_FIRST = 0.02, 0.25  # rates at which ``reached`` follows the drafts, later and at first
 
     def __init__(self, max_depth: int) -> None:
         self.counts = Counts(max_depth)
         self.confidence, self.copies = Confidence(), CopyRates()
         self.rates: list[float] = []  # by depth - 1
         self.offers = 1.0  # share of the steps that had a draft when asked for one
-        # Share of the drafts that were planned to be so deep and did not end before, by depth - 1.
-        self.reached = [GOES_ON ** (1 + index) for index in range(max_depth)]
-        self._drafts = [1.0 / self.FOLLOW_FIRST] * max_depth  # that this is known of, and what the guess weighs
         self.refresh()
 
     def expected(self, *, deviations: float = 0.0) -> list[float]:
@@ -112,13 +107,6 @@ class Pool:
     def _above(self, rate: float, tried: float, deviations: float) -> float:
         """So many standard deviations more than ``rate``, which is of ``tried`` steps and of the guess."""
         return min(1.0, rate + deviations * sqrt(rate * (1 - rate) / (self.WEIGHT + tried / self.counts.weight)))
-
-    def note_reached(self, planned: int, drafted: int) -> None:
-        """A draft ended after ``drafted`` of ``planned`` tokens."""
-        for index in range(planned):
-            self._drafts[index] += 1
-            rate = max(self.FOLLOW, 1 / self._drafts[index])
-            self.reached[index] += rate * ((index < drafted) - self.reached[index])
 
     def refresh(self) -> None:
         """Compute ``rates``, ``offers`` and the confidence; a depth is first expected to be like the one above."""

@@ -66,7 +66,7 @@ def _until_all_end(
     """What all steps cost, each row leaving when it ends."""
     rows = sorted(depths, key=lambda row: ends[row][depths[row]].steps, reverse=True)
     steps = _in_order([ends[row][depths[row]] for row in rows])
-    step, cost, until = StepDrafts(max(depths.values())), 0.0, steps[0]
+    step, cost, until = StepDrafts(), 0.0, steps[0]
     for index, row in enumerate(rows):  # from the last one
         step.add_row(work[row], depths[row])
         before = steps[index + 1] if index + 1 < len(rows) else 0.0

@@ -94,7 +94,7 @@ class Goodput:
         Tokens are added in the order of their chance to be accepted, so the best number of them is found on the way.
         They add up as in StepDrafts, but those alone that are looked at, for nothing takes the controller longer.
         """
-        num_nodes, ends_early, cost_of, running = self.num_nodes, self.ends_early, self.knowledge.costs.of, len(rows)
+        num_nodes, cost_of, running = self.num_nodes, self.knowledge.costs.of, len(rows)
         options: list[tuple[float, int, int]] = []  # minus the chance, depth - 1, row
         ahead = 0.0  # tokens that are expected of all options that were not looked at, negative
         for row, state in rows.items():
@@ -106,30 +106,23 @@ class Goodput:
                 ahead += share * alive
         options.sort()
         best, best_goodput, best_cost, least = 0, self._switch(rows), 1.0, 0.0
-        tokens, nodes, deepest, drafted = float(running), float(running), 0.0, 0.0
+        tokens, nodes, deepest = float(running), float(running), 0
         plain = cost_of(running, nodes)
         value = plain / tokens
-        drafts, submits = 1.0, 1.0  # shares of the chains in which a token is drafted, and submitted
-        missing = [1.0] * (len(num_nodes) - 1)  # shares of the steps that draft no token at a depth
         for number, (chance, index, row) in enumerate(options, start=1):
             state = rows[row]
-            if ends_early:
-                reached = state.pool.reached
-                drafts, submits = reached[index - 1] if index else 1.0, reached[index]
             tokens -= chance
             ahead -= chance
-            nodes += submits * state.offers * (num_nodes[index + 1] - num_nodes[index])
+            nodes += state.offers * (num_nodes[index + 1] - num_nodes[index])
             if index == 0:
-                nodes += (1.0 - submits * state.offers) * self.num_unverified
-            alone = missing[index]  # share of the steps in which no row before this one drafts so deep
-            deepest += drafts * alone
-            missing[index] *= 1.0 - drafts
-            drafted += drafts
-            cost = cost_of(running, nodes, deepest, drafted)
+                nodes += (1.0 - state.offers) * self.num_unverified
+            alone = index >= deepest  # no row before this one drafts so deep
+            deepest += alone
+            cost = cost_of(running, nodes, deepest, number)
             if value * tokens > best_goodput * cost:
                 best, best_goodput, best_cost = number, value * tokens / cost, cost / plain
-                if ends_early:
-                    less = cost_of(running, nodes - 1, max(deepest - alone, min(deepest, 1.0)), drafted - 1)
+                if self.ends_early:
+                    less = cost_of(running, nodes - 1, max(deepest - alone, 1), number - 1)
                     least = max(0.0, cost - less) * tokens / cost
             elif value * (tokens - ahead) <= best_goodput * cost:  # not even if further ones cost nothing
                 break
@@ -150,16 +143,16 @@ class Goodput:
             return self._plain(rows)
         step = self._step(depths, work)
         goodput, cost = step.speedup(cost_of), step.cost(cost_of) / cost_of(step.rows, step.rows)
-        least = min(step.least(cost_of, max(depths.values())), MOST_LEAST) if self.ends_early else 0.0
+        least = min(step.least(cost_of), MOST_LEAST) if self.ends_early else 0.0
         return Choice(chosen, goodput, cost, least, calibration, speedup / goodput)
 
     def _work(self, state: RowState) -> list[DraftWork]:
         """What is expected of the drafts of a row by their depth, from 0."""
-        return work_by_depth(state, self.num_nodes, num_unverified=self.num_unverified, ends_early=self.ends_early)
+        return work_by_depth(state, self.num_nodes, num_unverified=self.num_unverified)
 
     def _step(self, depths: Mapping[int, int], work: Mapping[int, Sequence[DraftWork]]) -> StepDrafts:
         """A step with drafts of these depths."""
-        step = StepDrafts(len(self.num_nodes) - 1)
+        step = StepDrafts()
         for row, depth in depths.items():
             step.add_row(work[row], depth)
         return step

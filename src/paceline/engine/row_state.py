@@ -77,15 +77,14 @@ class RowState:
         pool, reason, missed = self.pool, result.no_draft[row], self.missed
         self.missed = 0
         accepted, submitted, left_out = result.num_accepted[row], max(0, min(depth, result.num_drafted[row])), None
-        if levels and submitted < depth:  # the level of what was not submitted is noted, and nothing gained
-            left_out = 0.0 if len(noted_levels(result.confidence[row], submitted + 1)) > submitted else None
+        if levels and submitted < depth:  # the level of what was not submitted is noted: it counts by its chance
+            noted = noted_levels(result.confidence[row], submitted + 1)
+            left_out = pool.confidence.acceptance[noted[-1] - 1] if len(noted) > submitted else None
         offered = submitted > 0 or left_out is not None
         if not offered and reason is not NoDraft.NO_MATCH and reason is not NoDraft.DECLINED:
             return None
         if levels and timed and (sample or self.learned <= TELLING):
             pool.confidence.add(result.confidence[row], num_accepted=accepted, num_drafted=submitted)
-            if row not in result.plan.explored:
-                pool.note_reached(depth, submitted)
         if result.finish[row] is not Finish.RUNNING:
             submitted, left_out = min(submitted, accepted), None  # cut by the end, not by a rejection
         if submitted or left_out is not None or not offered:
