@@ -71,10 +71,11 @@ def test_difference_in_the_shown_runs_alone_makes_the_demo_fail(capsys, monkeypa
 def heads(tmp_path):
     """Directories of heads of the pair's target, by their kinds."""
     target = load(pair().target, device="cpu").lm
-    for kind, sizes in (("early_exit", {"exit_layer": 1}), ("prophet", {})):
+    kinds = {"early_exit": {"exit_layer": 1}, "prophet": {}, "mtp": {}}
+    for kind, sizes in kinds.items():
         head = make(kind, target, **sizes)
         save_head(head, tmp_path / kind, target_name="target", fingerprint=fingerprint(target))
-    return {kind: tmp_path / kind for kind in ("early_exit", "prophet")}
+    return {kind: tmp_path / kind for kind in kinds}
 
 
 def test_heads_of_a_target_are_timed_where_they_are_given(capsys, heads):
@@ -94,13 +95,13 @@ def test_embedded_pair_is_the_default(capsys, monkeypatch, heads):
     assert paceline_demo.draft() == Path(paceline_demo.__file__).parent / "draft"
     monkeypatch.setattr(paceline_demo, "target", lambda: pair().target)
     monkeypatch.setattr(paceline_demo, "draft", lambda: pair().draft)
-    assert paceline_demo.early_exit().parent == paceline_demo.prophet().parent == Path(paceline_demo.__file__).parent
-    monkeypatch.setattr(paceline_demo, "early_exit", lambda: heads["early_exit"])
-    monkeypatch.setattr(paceline_demo, "prophet", lambda: heads["prophet"])
+    for kind in heads:
+        assert getattr(paceline_demo, kind)() == Path(paceline_demo.__file__).parent / kind
+        monkeypatch.setattr(paceline_demo, kind, lambda kind=kind: heads[kind])
     assert demo() == 0
     out = capsys.readouterr().out
     assert "All tokens are identical" in out
-    for name in ("early exit", "prophet"):
+    for name in ("early exit", "prophet", "mtp"):
         assert re.search(LINE.format(name), out, re.MULTILINE), name
 
 

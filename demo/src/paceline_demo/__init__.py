@@ -24,6 +24,11 @@ def prophet() -> Path:
     return _directory("prophet")
 
 
+def mtp() -> Path:
+    """Directory of the target's MTP layer."""
+    return _directory("mtp")
+
+
 def _directory(name: str) -> Path:
     # Models are read by path, so the package must lie unpacked, as installers leave it.
     return Path(str(files("paceline_demo").joinpath(name)))

@@ -11,10 +11,10 @@ def embedded_pair() -> tuple[Path, Path]:
     return package.target(), package.draft()
 
 
-def embedded_heads() -> tuple[Path, Path]:
-    """Directories of the target's early-exit and prophet heads. Raises ValueError as ``embedded_pair`` does."""
+def embedded_heads() -> tuple[Path, ...]:
+    """Directories of the target's draft heads: early exit, prophet and MTP. Raises ValueError as ``embedded_pair``."""
     package = _package()
-    return package.early_exit(), package.prophet()
+    return package.early_exit(), package.prophet(), package.mtp()
 
 
 def _package() -> ModuleType:
