@@ -13,6 +13,7 @@ from paceline.engine.readiness import READING, WORTH, Readiness
 from paceline.engine.row_state import RowState
 
 HORIZON = 128  # tokens over which a drafter must earn what it reads first
+EARNED = 2.0  # times what reading takes: it is paid at once, and what it is to win may not come true
 SWITCH, SWITCH_SEVERAL = WORTH, 1.05  # drafting begins where it is so many times better than plain decoding
 WORTHLESS = 0.03  # no token pays that is less likely to be accepted
 MOST_LEAST = 0.4  # a token that is as likely as this to be accepted is drafted whatever it costs
@@ -76,7 +77,7 @@ class Goodput:
             speedup, costs = choice.speedup, self.knowledge.costs
             steps = min(HORIZON, max(rows[row].left for row in choice.depths)) / speedup
             won = (speedup - 1) * steps * costs.plain(len(rows))
-            if won < costs.catch_up * missed:
+            if won < EARNED * costs.catch_up * missed:
                 return self._plain(rows)
         return choice
 
