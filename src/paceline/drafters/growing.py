@@ -108,12 +108,13 @@ class GrowingDrafter(Drafter):
 
     def begin_step(self, batch: Batch, plan: StepPlan) -> None:
         """Note which rows the plan and their requests leave without a draft; a grower for the plan's depth."""
-        if plan.num_draft_tokens:
+        drafts = plan.num_draft_tokens > 0
+        if drafts:
             self._prepare_grower(plan.num_draft_tokens)
         self.skipped = [
             row
             for row, request in enumerate(batch.requests)
-            if request is not None and not (request.num_draft_tokens != 0 and plan.depth_of(row))
+            if request is not None and not (drafts and request.num_draft_tokens != 0 and plan.depth_of(row))
         ]
 
     @final
