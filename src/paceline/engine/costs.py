@@ -84,7 +84,7 @@ class StepCosts:
 
     def of(self, rows: int, nodes: float, depth: float = 0, drafted: float = 0.0) -> float:
         """The cost of a step with this work."""
-        cost = self.score(nodes, rows - 1) + self.rest(nodes, rows - 1)
+        cost = self.verifying(rows, nodes)
         if not depth:
             return cost
         return cost + self.draft(depth, max(0.0, drafted - depth)) + (self.planning / self.level if self.level else 0.0)
@@ -108,16 +108,20 @@ class StepCosts:
         """The cost of a draft head's reading of so many tokens of prompts."""
         return self.read(ceil(num_tokens / READ_UNIT)) if num_tokens else 0.0
 
-    def verifying(self, rows: int, nodes: int) -> float:
+    def verifying(self, rows: int, nodes: float) -> float:
         """The cost of a step without the drafting."""
-        lines = self._lines.get(rows)
-        if lines is None or nodes > lines[0]:
-            most, others = max(nodes, (1 + MOST_NODES) * rows), rows - 1
+        at, lines = int(nodes), self._lines.get(rows)
+        if lines is None or at >= lines[0]:
+            most, others = max(at + 1, (1 + MOST_NODES) * rows), rows - 1
             lines = most, self.score.line_beside(others, most), self.rest.line_beside(others, most)
             self._lines[rows] = lines
         _, (base, per_node, others, ratios), (rest, rest_per_node, rest_others, rest_ratios) = lines
-        score = (base + per_node * nodes + others) * ratios[nodes]
-        return score + (rest + rest_per_node * nodes + rest_others) * rest_ratios[nodes]
+        ratio, rest_ratio, part = ratios[at], rest_ratios[at], nodes - at
+        if part:
+            ratio += part * (ratios[at + 1] - ratio)
+            rest_ratio += part * (rest_ratios[at + 1] - rest_ratio)
+        score = (base + per_node * nodes + others) * ratio
+        return score + (rest + rest_per_node * nodes + rest_others) * rest_ratio
 
     def least_rate(self, rows: int, *, speedup: float, fixed: float) -> float:
         """The share of further nodes that must be accepted for a step of ``rows`` rows to be ``speedup`` times better
