@@ -79,6 +79,7 @@ def test_the_work_of_a_step_is_that_of_the_search_for_the_most_tokens(ends_early
     rows = rows_of({row: 64 for row in range(4)}, pool=goodput.knowledge.greedy)
     for row, state in rows.items():
         state.counts.add(num_accepted=2 * row, depth=8, keep=1.0)
+        state.counts.add(num_accepted=0, depth=0, keep=1.0)  # the drafter had none
         state.expect()
     chosen, cost_of = goodput._most_tokens(rows), goodput.knowledge.costs.of
     depths = {row: chosen.depths.get(row, 0) for row in rows}

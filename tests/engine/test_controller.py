@@ -255,6 +255,18 @@ def test_a_prompt_is_read_at_once_only_where_the_request_is_long_enough_to_earn_
     assert not at_once(20_000, 8)
 
 
+def test_what_a_draft_model_reads_must_be_won_back_twice():
+    known, length = Knowledge(), 64
+    serve(controller(knowledge=known), lambda *_: 0.9, **MACHINES["cheap"])
+    goodput = Goodput(known, range(MAX_DRAFT_TOKENS + 1))
+    state = RowState.of(request([1], max_tokens=length), pool=known.greedy, max_depth=MAX_DRAFT_TOKENS, plain=False)
+    speedup = goodput.best({0: state}).speedup
+    won = (speedup - 1) * length / speedup * known.costs.plain(1)
+    for share, drafts in ((0.45, True), (0.55, False)):
+        state.missed = int(share * won / known.costs.catch_up)
+        assert bool(goodput.best({0: state}).depths) == drafts
+
+
 def test_what_the_controller_takes_is_part_of_the_cost_of_drafted_steps_alone():
     costs = StepCosts(growth=0.05)
     costs.observe(StepWork(1, 1), PhaseSeconds(score=0.001))
