@@ -27,7 +27,7 @@ def work_of(acceptance, most):
     tokens = [1.0]
     for depth in range(1, most + 1):
         tokens.append(tokens[-1] + acceptance**depth)
-    return [DraftWork(gained, 0, 1 + depth, depth) for depth, gained in enumerate(tokens)]
+    return [DraftWork(gained, 0, 1 + depth) for depth, gained in enumerate(tokens)]
 
 
 def cost_until_the_end(depths, left, work):
@@ -35,11 +35,9 @@ def cost_until_the_end(depths, left, work):
     ends = {row: max(1.0, left[row] / work[row][depth].tokens) for row, depth in depths.items()}
     moments, cost = [0.0, *sorted({*ends.values()})], 0.0
     for start, stop in pairwise(moments):
-        step = [work[row][depths[row]] for row in depths if ends[row] >= stop]
-        deepest = max(one.drafted for one in step)
-        cost += (stop - start) * cost_of(
-            len(step), sum(one.nodes for one in step), deepest, sum(one.drafted for one in step)
-        )
+        drafts = {row: depth for row, depth in depths.items() if ends[row] >= stop}
+        nodes = sum(work[row][depth].nodes for row, depth in drafts.items())
+        cost += (stop - start) * cost_of(len(drafts), nodes, max(drafts.values()), sum(drafts.values()))
     return cost
 
 
@@ -66,7 +64,7 @@ def test_no_other_depths_are_much_faster():
 
 
 def test_a_drafter_runs_as_deep_as_any_row_goes():
-    step, work = StepDrafts(), [DraftWork(1, 0, 1, 0), DraftWork(1.6, 0.24, 2, 1), DraftWork(1.9, 0.5, 3, 2)]
+    step, work = StepDrafts(), [DraftWork(1, 0, 1), DraftWork(1.6, 0.24, 2), DraftWork(1.9, 0.5, 3)]
     for depth in (1, 2, 2, 0):
         step.add_row(work[: depth + 1], depth)
     assert (step.rows, step.nodes, step.drafted, step.deepest) == (4, 9, 5, 2) and step.tokens == pytest.approx(6.4)

@@ -14,20 +14,19 @@ class DraftWork(NamedTuple):
     tokens: float  # that the row gains
     variance: float  # of these
     nodes: float
-    drafted: float
 
 
 def work_by_depth(state: RowState, num_nodes: Sequence[int], *, num_unverified: int) -> list[DraftWork]:
     """Of the whole drafts of a row by their depth, from 0; the options are those of Goodput."""
     tokens, squared, nodes = 1.0, 0.0, 1.0  # squared: of the accepted tokens
-    found = [DraftWork(tokens, 0.0, nodes, 0.0)]
+    found = [DraftWork(tokens, 0.0, nodes)]
     for index, alive in enumerate(state.survival[: state.room]):
         tokens += state.offers * alive
         squared += (2 * index + 1) * state.offers * alive
         nodes += state.offers * (num_nodes[index + 1] - num_nodes[index])
         if index == 0:
             nodes += (1.0 - state.offers) * num_unverified
-        found.append(DraftWork(tokens, squared - (tokens - 1) ** 2, nodes, index + 1.0))
+        found.append(DraftWork(tokens, squared - (tokens - 1) ** 2, nodes))
     return found
 
 
@@ -36,13 +35,13 @@ class StepDrafts:
     """Of a step, whose rows are added one by one."""
 
     def __init__(self) -> None:
-        self.rows, self.tokens, self.nodes, self.drafted = 0, 0.0, 0.0, 0.0
+        self.rows, self.tokens, self.nodes, self.drafted = 0, 0.0, 0.0, 0
         self.deepest = self._num_deepest = 0  # forwards of the drafter: rows are drafted for together
 
     def add_row(self, work: Sequence[DraftWork], depth: int) -> None:
         """A row with the draft that is ``depth`` deep."""
         whole = work[depth]
-        self.rows, self.drafted = self.rows + 1, self.drafted + whole.drafted
+        self.rows, self.drafted = self.rows + 1, self.drafted + depth
         self.tokens, self.nodes = self.tokens + whole.tokens, self.nodes + whole.nodes
         if depth > self.deepest:
             self.deepest, self._num_deepest = depth, 0
