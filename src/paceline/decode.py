@@ -131,7 +131,8 @@ class Decoder:
     def begin_step(self, plan: StepPlan) -> None:
         """What the host does for a step of the shape ``plan`` before its operations, which may be recorded."""
         self.batch.plan(plan.depths, plan.stop)
-        self.drafter.begin_step(self.batch, plan)
+        if self.drafter.taps == self.taps or plan.max_depth:  # else it neither drafts nor is given anything
+            self.drafter.begin_step(self.batch, plan)
 
     def draft(self, plan: StepPlan) -> Tree:
         """A tree of the plan's shape for every row, without nodes that constraints forbid; depth 0 asks no drafter."""
@@ -164,9 +165,8 @@ class Decoder:
                 f"guidance_scale={request.guidance.scale} needs a second row, and this decoder has none: make it with "
                 "guidance=True"
             )
-        contexts = (request.context, None if request.guidance is None else request.guidance.context)
         check_context(self.target.lm.context_inputs, request.context)
-        for context in contexts:
+        for context in (request.context, None if request.guidance is None else request.guidance.context):
             if context is not None:
                 check_context(self.target.lm.context_inputs, context)
                 self.drafter.check_context(context)

@@ -12,6 +12,7 @@ from paceline.engine.readiness import (
     FIRST_WAIT,
     FORGIVEN,
     LONGEST_WAIT,
+    LOOKING,
     READING,
     Readiness,
 )
@@ -66,17 +67,31 @@ def test_drafting_begins_soon_after_requests_become_predictable():
     assert first * 48 <= LONGEST_WAIT and all(after.kept[first + 2 :])
 
 
-def test_waits_double_and_grow_with_what_is_read():
+def test_waits_double():
     readiness = Readiness()
     for wait in (FIRST_WAIT, 2 * FIRST_WAIT, 4 * FIRST_WAIT):
         readiness.observe_plain(wait - 1, 0.9)
         assert not readiness.keeps(0.0, hopeful=False, reading=0.0)
         readiness.observe_plain(1, 0.9)
-        assert not readiness.keeps(0.0, hopeful=False, reading=0.04)
         assert readiness.keeps(0.0, hopeful=False, reading=0.0)
     assert readiness.keeps(1.2, hopeful=False, reading=40.0), "what pays does not wait"
     readiness.observe_plain(FIRST_WAIT, None)
     assert readiness.keeps(0.0, hopeful=False, reading=0.0), "and waits are short again after it"
+
+
+def test_waits_grow_with_what_the_last_look_took():
+    """So that looks take but a share of the time; gains are not saved up for losses."""
+    readiness = Readiness()
+    readiness.observe_plain(1, 0.9)
+    readiness.observe_ready(1000.0, 500.0)
+    for lost in (20.0, 30.0):
+        readiness.observe_ready(10.0, 0.9 * (10 + lost))
+        wait = lost / LOOKING
+        assert wait > 2 * FIRST_WAIT
+        readiness.observe_plain(int(wait) - 2, 0.9)
+        assert not readiness.keeps(0.0, hopeful=False, reading=0.0)
+        readiness.observe_plain(3, 0.9)
+        assert readiness.keeps(0.0, hopeful=False, reading=0.0)
 
 
 @pytest.mark.parametrize(("speedup", "allowed"), [(0.0, ALLOWED_HOPE), (1.2, ALLOWED)])

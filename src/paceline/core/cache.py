@@ -156,8 +156,8 @@ class View:
 
         ``path`` [B, D] names scratch slots in order, -1 after the last; None says they already lie in order (a chain).
         """
-        length = self.length
         if path is not None:
+            length = self.length
             keep = torch.arange(1, path.shape[1] + 1, device=path.device) < num_committed[:, None]
             rows = self.row_index[:, None].expand_as(path)
             source = length[:, None] + path.clamp(min=0)
@@ -166,7 +166,10 @@ class View:
             for layer in self.layers:
                 for store in (self.storage.keys[layer], self.storage.values[layer]):
                     store.index_put_((into, target), store[rows, source])  # the gather copies, so overlap is safe
-        self._move(length + num_committed)
+        if self.rows is None:
+            self.length.add_(num_committed)
+        else:
+            self._move(self.length + num_committed)
 
     def permute(self, source: Tensor) -> None:
         """Permute the scratch: slot i after the committed ones is copied from slot ``source[:, i]`` [B, n] after them.
@@ -184,7 +187,7 @@ class View:
 
     def truncate(self, length: int | Tensor) -> None:
         """Forget committed slots from ``length`` on: a row is being given to another request."""
-        self._move(torch.zeros_like(self.length) + length)
+        self._move(length if isinstance(length, Tensor) else torch.full_like(self.length, length))
 
     def _move(self, length: Tensor) -> None:
         if self.own_length is not None:

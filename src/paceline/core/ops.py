@@ -121,6 +121,8 @@ class TensorOps(Ops):
         return False
 
     def begin_chain(self, batch: BatchState, depth: int, longest: int | None) -> tuple[Tensor, Tensor]:
+        if not depth:
+            return batch.root[:, None], batch.active[:, None].clone()
         room = batch.draft_room if longest is None else torch.minimum(batch.draft_room, longest - batch.length + 1)
         active = batch.active[:, None]
         within = torch.arange(1, depth + 1, device=batch.device) <= room[:, None]

@@ -130,6 +130,11 @@ class PairHead(DraftHead):
     def feature(self, hidden: Mapping[int, Tensor]) -> Tensor:
         """Features [B, n, W] of tokens whose ``hidden`` states [B, n, H] lie at ``taps``."""
 
+    @property
+    def copied_tap(self) -> int | None:
+        """The tap whose states are the features as they are; None where features are computed of them."""
+        return None
+
     @abstractmethod
     def pair(self, feature: Tensor, tokens: Tensor, first: Tensor | None = None) -> Tensor:
         """What the first block reads of each ``feature`` [B, n, W] with the one of ``tokens`` [B, n] after it.

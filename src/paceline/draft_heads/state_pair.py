@@ -52,6 +52,10 @@ class StatePairHead(PairHead):
     def taps(self) -> tuple[int, ...]:
         return (self.tap,)
 
+    @property
+    def copied_tap(self) -> int | None:
+        return None if self._norms else self.tap
+
     def feature(self, hidden: Mapping[int, Tensor]) -> Tensor:
         """The hidden state, or the one that the target's LM head reads."""
         state = hidden[self.tap]

@@ -214,4 +214,4 @@ class StatelessDrafter(Drafter):
 
 def root_only(batch: Batch, reason: NoDraft = NoDraft.OFF) -> Tree:
     """The tree [B, 1] of a step without a draft."""
-    return batch.chain(batch.root[:, None], batch.active[:, None], no_draft_reason=reason)
+    return batch.chain(*batch.begin_chain(0), no_draft_reason=reason)

@@ -77,7 +77,7 @@ class DraftGuard:
 
     def error(self) -> DraftError | None:
         """What was found in the steps whose results have arrived; None if nothing was."""
-        if not self._arrived.any():
+        if not self.needed or not self._arrived.any():
             return None
         return DraftError("; ".join(rule for rule, found in zip(RULES, self._arrived, strict=True) if found))
 

@@ -89,9 +89,11 @@ class ModelDrafter(GrowingDrafter):
         super().begin_step(batch, plan)
         for row in self.skipped:
             self.lags[row] += plan.most_gained(row) * self.max_pieces
-        lag = max([0, *(lag for row, lag in enumerate(self.lags) if row not in self.skipped)])
         self.catch_up: tuple[int, ...] = ()
-        while lag > self.ordinary_lag and plan.num_draft_tokens:
+        if not plan.num_draft_tokens:
+            return
+        lag = max([0, *(lag for row, lag in enumerate(self.lags) if row not in self.skipped)])
+        while lag > self.ordinary_lag:
             size = next((size for size in CATCH_UP if size >= lag - self.ordinary_lag), CATCH_UP[-1])
             self.catch_up, lag = (*self.catch_up, size), lag - size
 

@@ -80,7 +80,10 @@ class PairDrafter(GrowingDrafter):
     def begin_step(self, batch: Batch, plan: StepPlan) -> None:
         """Bound what each row has yet to read, before the step and after it."""
         super().begin_step(batch, plan)
-        self._bound({row: plan.most_gained(row) for row in self.skipped})
+        if plan.max_depth:
+            self._bound({row: plan.most_gained(row) for row in self.skipped})
+        else:
+            self._bound(dict.fromkeys(self.skipped, 1))
 
     def stand_by(self, batch: Batch, num_tokens: int) -> None:
         """All rows wait with what they may gain."""
@@ -89,15 +92,21 @@ class PairDrafter(GrowingDrafter):
 
     def _bound(self, gained: dict[int, int]) -> None:
         """Rows that are skipped gain at most ``gained`` tokens, the others a whole draft and the one after it."""
-        waiting = [self.lags[row] + most for row, most in gained.items()]
-        self.overflows = max(waiting, default=0) > self.unread.capacity
-        ordinary, drafted = self.depth + 1, [lag for row, lag in enumerate(self.lags) if row not in gained]
+        lags, ordinary, capacity = self.lags, self.depth + 1, self.unread.capacity
+        waiting, drafted = 0, ordinary
+        self.next_lags = [ordinary] * len(lags)
+        for row, lag in enumerate(lags):
+            if row in gained:
+                self.next_lags[row] = lag + gained[row]
+                waiting = max(waiting, lag + gained[row])
+            else:
+                drafted = max(drafted, lag)
+        self.overflows = waiting > capacity
         # One of two values, so that recorded steps are of few kinds.
-        self.max_unread = ordinary if max(drafted, default=0) <= ordinary else self.unread.capacity
-        self.next_lags = [
-            (0 if self.overflows else lag) + gained[row] if row in gained else ordinary
-            for row, lag in enumerate(self.lags)
-        ]
+        self.max_unread = ordinary if drafted == ordinary else capacity
+        if self.overflows:
+            for row, most in gained.items():
+                self.next_lags[row] = most
 
     def check_target(self, context: DrafterContext) -> None:
         check_head_target(context, num_layers=self.head.num_layers, vocab_size=self.head.target_vocab)
@@ -160,8 +169,6 @@ class PairDrafter(GrowingDrafter):
         """Read the pairs that wait, the last with the root, and draft from it in one call."""
         assert isinstance(self.lm, FusedDrafting)
         count = torch.where(self.reads, self.unread.count, 0)
-        if valid.shape[1] > 1:
-            valid[:, 1:] &= (batch.length > 1)[:, None]
         pending = PendingInputs(
             count=count, max_count=self.max_unread, states=self.unread.states, pairs=self.pair_input
         )
@@ -196,14 +203,18 @@ class PairDrafter(GrowingDrafter):
 
     def observe(self, batch: Batch, tree: Tree, outcome: Outcome, hidden: dict[int, Tensor]) -> None:
         """Queue the target's features of the verified tokens; the tokens after them are known now."""
-        states = {tap: path_hidden(hidden, tap, tree, outcome) for tap in self.taps}
-        self.unread.count.masked_fill_(self.num_read > 0, 0)
-        self.num_read.zero_()
+        if tree.max_depth or self.overflows:  # else nothing was read, or in an aborted step, which ``prepare`` undoes
+            self.unread.count.masked_fill_(self.num_read > 0, 0)
+            self.num_read.zero_()
         if self.overflows:
             self._read(self.cache, self.unread.states[:, :-1], batch.tokens, self.unread.count)
             self.unread.count.zero_()
-        num = outcome.num_committed
-        self.unread.append([self._features(states, num)], num)
+        num, copied = outcome.num_committed, self.head.copied_tap
+        if copied is not None:
+            self.unread.append([hidden[copied]], num, path=None if tree.chain else outcome.path)
+        else:
+            states = {tap: path_hidden(hidden, tap, tree, outcome) for tap in self.taps}
+            self.unread.append([self._features(states, num)], num)
         self.lags = self.next_lags
 
     def _max_depth(self, batch: Batch) -> Tensor:

@@ -8,9 +8,10 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import exp, inf, log
-from typing import final
+from typing import TypeAlias, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 SLOW = 0.1  # rate at which a cost follows its measurements
 DOWN, UP = 1.5, 0.6  # by how much a measurement below and above what is known counts more or less
@@ -25,6 +26,7 @@ SPREAD = 0.05  # of a measurement, as a share of it
 LEAST_SPREAD = 0.5  # what it is at least a share of: this share of the mean measurement
 FIRST_SPREAD = 1.0  # of the first line, likewise
 LEAST = 1e-6  # no cost is nothing
+Floats: TypeAlias = NDArray[np.float64]
 EXACT_COUNTS = 16  # counts up to this have an entry each, larger ones share one with those within a twelfth
 
 
@@ -40,7 +42,7 @@ class Curve:
     def __init__(self, line: tuple[float, float, float], *, grouped: bool = False) -> None:
         self.first_line = self.line = line
         self.grouped = grouped
-        self._num_observed = 0
+        self._num_observed, self._changed = 0, False  # since the last refresh
         self.known: dict[tuple[int, int], tuple[float, float]] = {}  # (count, beside) -> cost, and how often measured
         # By group: counts, and their costs over those of the line; the latter also for every count that was asked for.
         self._ratios: dict[int, tuple[list[int], list[float]]] = {}
@@ -59,14 +61,14 @@ class Curve:
         else:
             known *= 1 + max(SLOW, 1 / (times + 1)) * surprise(measured / known)
         self.known[key] = (known, times + 1)
-        self._num_observed += 1
+        self._num_observed, self._changed = self._num_observed + 1, True
 
     def doubt(self, count: float, beside: float = 0.0) -> None:
         """Believe the cost of ``count`` less from now on: it may have been measured at a bad time."""
         key = (_entry(count), _entry(beside))
         cost, times = self.known.get(key, (0.0, 0.0))
         if times:
-            self.known[key] = (cost, max(1.0, DOUBT * times))
+            self.known[key], self._changed = (cost, max(1.0, DOUBT * times)), True
 
     def __call__(self, count: float, beside: float = 0.0) -> float:
         """The cost of ``count``, by what was measured before the last ``refresh``."""
@@ -99,6 +101,7 @@ class Curve:
             key = (_entry(count), _entry(beside))
             found[key].append(max(cost, LEAST) * self._linear(*key) / self._linear(count, beside))
         self.known = {key: (quartile(several), float(len(several))) for key, several in found.items()}
+        self._changed = True
         self.refresh()
 
     def as_record(self) -> list[list[float]]:
@@ -111,12 +114,14 @@ class Curve:
             if not (count >= 1 and beside >= 0 and 0 < cost < inf and times >= 1):
                 raise ValueError("costs that cannot be")
         self.known = {(int(count), int(beside)): (float(cost), float(times)) for count, beside, cost, times in record}
+        self._changed = True
         self.refresh()
 
     def refresh(self) -> None:
         """Take what was measured into account."""
-        if not self.known:
+        if not self._changed or not self.known:
             return
+        self._changed = False
         self._fit_line()
         # By group and count: sums of costs and of those of the line, as often as they were measured, and how often.
         groups: defaultdict[int, dict[int, tuple[float, float, float]]] = defaultdict(dict)
@@ -139,24 +144,18 @@ class Curve:
 
     def _fit_line(self) -> None:
         """The line by weighted least squares, without negative parts; the first one counts as a measurement."""
-        counts = np.array(list(self.known), dtype=float)
-        known = np.array(list(self.known.values()))
-        lines = np.column_stack([np.ones(len(counts)), counts])
-        spread = SPREAD * np.maximum(known[:, 0], LEAST_SPREAD * known[:, 0].mean())
-        weights = np.minimum(known[:, 1], SETTLED) / spread**2
-        first = np.array(self.first_line)
-        prior = np.diag(1 / (FIRST_SPREAD * np.maximum(first, LEAST)) ** 2)
-        sums = lines.T @ (lines * weights[:, None]) + prior
-        wanted, found = lines.T @ (weights * known[:, 0]) + prior @ first, np.full(len(first), LEAST)
-        free = np.full(len(first), True)
-        while free.any():  # without a part that would be negative the others are others
-            found[free] = np.linalg.solve(sums[free][:, free], wanted[free] - sums[free][:, ~free] @ found[~free])
-            if found.min() >= LEAST:
-                break
-            lowest = found.argmin()
-            free[lowest], found[lowest] = False, LEAST
-        base, per_count, per_beside = map(float, found)
-        self.line = (base, per_count, per_beside)
+        size = len(self.first_line)
+        prior = [(FIRST_SPREAD * max(part, LEAST)) ** -2 for part in self.first_line]
+        sums = [[prior[i] if i == j else 0.0 for j in range(size)] for i in range(size)]
+        wanted = [weight * part for weight, part in zip(prior, self.first_line, strict=True)]
+        least = LEAST_SPREAD * sum(cost for cost, _ in self.known.values()) / len(self.known)
+        for (count, beside), (cost, times) in self.known.items():
+            line, weight = (1.0, count, beside), min(times, SETTLED) / (SPREAD * max(cost, least)) ** 2
+            for i, part in enumerate(line):
+                wanted[i] += weight * part * cost
+                for j, other in enumerate(line):
+                    sums[i][j] += weight * part * other
+        self.line = _solve_not_negative(np.array(sums), np.array(wanted))
 
     def _fill(self, group: int, last: int) -> list[float]:
         """The ratios of a group by count, up to ``last`` at least; between known counts they are interpolated."""
@@ -188,3 +187,16 @@ def surprise(ratio: float) -> float:
 def _entry(count: float) -> int:
     """The count whose entry ``count`` shares."""
     return round(count) if count < EXACT_COUNTS + 0.5 else round(exp(round(12 * log(count)) / 12))
+
+
+def _solve_not_negative(sums: Floats, wanted: Floats) -> tuple[float, float, float]:
+    """The three parts of a line of which ``sums`` [3, 3] times the parts is ``wanted`` [3], none below LEAST."""
+    found, free = np.full(len(wanted), LEAST), np.full(len(wanted), True)
+    while free.any():  # without a part that would be negative the others are others
+        found[free] = np.linalg.solve(sums[free][:, free], wanted[free] - sums[free][:, ~free] @ found[~free])
+        if found.min() >= LEAST:
+            break
+        lowest = found.argmin()
+        free[lowest], found[lowest] = False, LEAST
+    base, per_count, per_beside = map(float, found)
+    return base, per_count, per_beside

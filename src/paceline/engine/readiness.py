@@ -16,10 +16,10 @@ LEAST_SHARE = 0.85  # of a plain step that is kept ready: what one that is not c
 FOLLOW = 0.1  # rate at which that is followed
 WORTH = 1.03  # over plain decoding: what drafting must promise
 FIRST_WAIT, LONGEST_WAIT = 512, 8192  # steps of plain requests until one is kept ready, doubled with each
-PER_READING = 100  # steps more for each that reading the prompts for it takes
 READING = 0.04  # plain steps that the target takes to read a token again
 # Plain steps that ready requests may lose where drafting promises to pay, and where there is but hope that it does.
 ALLOWED, ALLOWED_HOPE = 64.0, 16.0
+LOOKING = 0.015  # share of plain steps that such looks may take the time of
 FORGIVEN = 0.005  # share of the plain steps since then by which a loss is forgiven
 WINDOW = 1024.0  # plain steps that ready requests took the place of, and that are remembered
 
@@ -32,6 +32,7 @@ class Readiness:
         self._share: float | None = None
         self._waited, self._wait = 0, FIRST_WAIT
         self._replaced = self._taken = 0.0  # plain steps, by ready requests
+        self._looked = 0.0  # steps of plain requests that those took longer since the last time to look again
 
     @property
     def _known_share(self) -> float:
@@ -53,10 +54,10 @@ class Readiness:
         allowed = ALLOWED if self.pays(speedup) else ALLOWED_HOPE - reading if hopeful else -inf
         if self.lost < allowed:
             self._waited, self._wait = 0, FIRST_WAIT
-        elif self._waited < self._wait + PER_READING * reading:
+        elif self._waited < max(self._wait, self._looked / LOOKING):
             return False
         else:
-            self._waited, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
+            self._waited, self._wait, self._looked = 0, min(2 * self._wait, LONGEST_WAIT), 0.0
         return True
 
     def observe_plain(self, steps: int, share: float | None) -> None:
@@ -71,6 +72,7 @@ class Readiness:
         """Note steps of ready requests, which took the place of ``replaced`` steps without drafts and the time of
         ``taken`` of these.
         """
+        self._looked = max(0.0, self._looked + taken / self._known_share - replaced)
         keep = 1.0 / (1.0 + replaced / WINDOW)
         self._replaced, self._taken = keep * self._replaced + replaced, keep * self._taken + taken
         self._replaced += min(0.0, ALLOWED_HOPE + self.lost)  # what was won long ago does not pay for what is lost now

@@ -215,10 +215,10 @@ class FusedDrafting(ABC):
 
         ``tokens`` and ``valid`` [B, 1 + D] are contiguous, D at least 1; column 0 is the root. Valid drafted tokens are
         written to ``tokens``; all but the last column is read by the model. Where ``batch.early_stop`` ends a chain,
-        the rest of it is cleared in ``valid``. The scratch of ``cache`` then holds the pending inputs, the root and the
-        draft. Tokens are those of ``batch.pick`` at their positions on processed
-        logits, or of ``batch.likeliest`` if ``greedy``; ids outside the batch's vocabulary are excluded. Returns False,
-        and does nothing, where the model cannot do this.
+        the rest of it is cleared in ``valid``, as is the draft of a row without a pending pair. The scratch of
+        ``cache`` then holds the pending inputs, the root and the draft. Tokens are those of ``batch.pick`` at their
+        positions on processed logits, or of ``batch.likeliest`` if ``greedy``; ids outside the batch's vocabulary are
+        excluded. Returns False, and does nothing, where the model cannot do this.
 
         With ``shared_layers``, these read each token first, the root included, and the model continues from their
         hidden state, as if it were ready before the first layer (core/tree.Resume).

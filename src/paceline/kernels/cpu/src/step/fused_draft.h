@@ -11,7 +11,7 @@ struct FusedDraft {
     int64_t vocab;            // only ids below it are drafted
     int64_t greedy;           // argmax, whatever the rows' sampling options
     int64_t max_count;        // most pending inputs of a row before the root; of pairs with it
-    const int64_t *count;     // per row; negative, or 0 of pairs: it reads nothing
+    const int64_t *count;     // per row; negative, or 0 of pairs: it reads nothing, and of pairs drafts nothing
     const int64_t *sequence;  // [rows, .] the tokens of each row
     int64_t sequence_step;
     void *states;  // hidden states instead of tokens; with shared layers the root's is written after them

@@ -102,6 +102,7 @@ void read_pending(StepMemory<T> &memory, const Model &model, const FusedDraft &d
     for (int64_t row = 0; row < rows; row++) {
         const int64_t last = draft.valid[row * width] ? std::clamp<int64_t>(draft.count[row] - pairs, -1, nodes - 1) : -1;
         lengths[row] = call.length[row] + last + 1;
+        if (pairs && last < 0) std::memset(draft.valid + row * width + 1, 0, draft.depth);  // nothing to continue from
         for (int64_t node = 0, at = row * nodes; node <= last; node++, at++) {
             const bool state = draft.states && !pairs && (node < last || root);
             valid[at] = 1, ready[at] = state;
