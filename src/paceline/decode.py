@@ -115,18 +115,18 @@ class Decoder:
     def step(self) -> None:
         """Draft, score, decide: every active row gains at least one token. Only constraints wait for the host."""
         with without_gradients():
-            plan = self.plan_step()
+            self.look_for_copies()
+            plan = self.plan()
             self.begin_step(plan)
             tree = self.draft(plan)
             scores = self.score(tree)
             outcome = self.decide(tree, scores)
             self.observe(tree, outcome, scores)
 
-    def plan_step(self) -> StepPlan:
-        """The next step's shape, which may depend on what can be copied: that is fixed before the step."""
+    def look_for_copies(self) -> None:
+        """Tell the plan what can be copied, which the next step's shape may depend on: it is fixed before the step."""
         if self.drafter.copies and self.plan.considers:
             self.plan.consider(self.drafter.offers(self.batch, self.plan.max_draft_tokens))
-        return self.plan()
 
     def begin_step(self, plan: StepPlan) -> None:
         """What the host does for a step of the shape ``plan`` before its operations, which may be recorded."""

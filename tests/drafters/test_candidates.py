@@ -229,7 +229,8 @@ def test_rows_that_copy_stand_beside_rows_that_are_drafted_for(other, label):
         found, copied = {}, 0
         while bool(decoder.batch.active.any()):
             before = decoder.batch.length.tolist()
-            plan = decoder.plan_step()
+            decoder.look_for_copies()
+            plan = decoder.plan()
             decoder.begin_step(plan)
             with torch.inference_mode():
                 tree_of = decoder.draft(plan)

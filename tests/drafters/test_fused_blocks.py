@@ -181,7 +181,8 @@ def test_one_call_reads_what_several_calls_read(name, shape):
         decoder.admit(asked, range(3))
         trees = []
         while bool(decoder.batch.active.any()):
-            plan = decoder.plan_step()
+            decoder.look_for_copies()
+            plan = decoder.plan()
             decoder.begin_step(plan)
             tree = decoder.draft(plan)
             trees.append(torch.where(tree.valid, tree.tokens, -1))

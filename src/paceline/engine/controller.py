@@ -242,6 +242,7 @@ class Controller(Plan):
             readiness.observe_plain(count, costs.share_unread(running, last) if measured else None)
         else:
             readiness.observe_ready(count, count)
+            self.knowledge.exploration.idle(self.knowledge.kind(self.rows), count)
             if measured:
                 costs.observe_plain(running, last)
         if self._choice is not None:
@@ -314,3 +315,5 @@ class Controller(Plan):
             choice = self._choice = self._goodput.best(group)
             for row, state in group.items():
                 state.depth, state.least = choice.depths.get(row, 0), choice.least
+        if self._choice is not None and not self._choice.depths and self._goodput.hopes(self.rows):
+            self.knowledge.exploration.repeat(self.knowledge.kind(self.rows))

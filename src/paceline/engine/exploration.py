@@ -1,6 +1,6 @@
 """Steps taken only to learn: the first drafts, plain steps among drafted ones, and drafts of another length."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable
 from typing import final
 
@@ -9,6 +9,8 @@ FIRST_PLAIN = 3  # drafted steps until a plain one, where nothing is known of pl
 # drafted one gains. The less that is, the sooner a wrong cost misleads, and the less plain steps lose.
 SOONEST_PLAIN, PER_WON, PLAIN_PERIOD = 24, 512, 256
 LESSONS = (2, 1, 4, 1, 2, 4, 1, 2)  # depths of the first drafts of every kind of batch
+# Plain steps until they are given again, twice as many each time: the first ones meet cold caches, and few texts.
+FIRST_AGAIN = 256
 DEPTH_PERIOD = 48  # drafted steps between two of another depth, which keep the costs of other depths known
 WHOLE_PERIOD = 128  # the same, between two whose chains do not end early, which keep all levels known
 
@@ -29,6 +31,8 @@ class Exploration:
         self._num_drafted = self._explored_at = 0
         self._lessons: Counter[Hashable] = Counter()  # drafts that were taken, by kind of batch
         self._more: Counter[Hashable] = Counter()  # that are given beside the first ones
+        self._again: defaultdict[Hashable, int] = defaultdict(lambda: FIRST_AGAIN)
+        self._idle: Counter[Hashable] = Counter()  # plain steps since then
         self._taught = False
         self.num_lessons = 0  # that were given, of all kinds
 
@@ -47,6 +51,16 @@ class Exploration:
     def ensure(self, kind: Hashable, count: int) -> None:
         """Give batches of this kind more lessons, so that ``count`` of them are to come."""
         self._more[kind] += max(0, count - self._to_come(kind))
+
+    def idle(self, kind: Hashable, num_steps: int) -> None:
+        """Rows of this kind could have drafted in so many steps, and did not."""
+        self._idle[kind] += num_steps
+
+    def repeat(self, kind: Hashable) -> None:
+        """Give all lessons again if it is time."""
+        if self._idle[kind] >= self._again[kind]:
+            self._idle[kind], self._again[kind] = 0, 2 * self._again[kind]
+            self.ensure(kind, len(LESSONS))
 
     def _to_come(self, kind: Hashable) -> int:
         return self._more[kind] + (0 if self._taught else len(LESSONS)) - self._lessons[kind]

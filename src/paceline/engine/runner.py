@@ -5,6 +5,7 @@ Keeps the one host copy of every row's sequence, and hands each step's result to
 
 import logging
 from collections.abc import Hashable, Iterable, Sequence
+from time import perf_counter
 from typing import final
 
 import torch
@@ -99,7 +100,10 @@ class Runner:
         decoder = self.decoder
         with without_gradients():
             timer = self._reader.start()
-            plan = self._plan_step()
+            self._look_for_copies()
+            started = perf_counter()
+            plan = decoder.plan()
+            timer.leave_out(perf_counter() - started)  # of the draft: the plan knows what it takes
             self._begin_step(plan)
             if plan.searches and decoder.drafter.num_search_nodes:
                 timer.mark_search()
@@ -177,14 +181,11 @@ class Runner:
         while self._prefills and (seconds := self._prefills[0][1].elapsed()) is not None:
             self.decoder.plan.observe_prefill(self._prefills.pop(0)[0], seconds)
 
-    def _plan_step(self) -> StepPlan:
-        if not self.decoder.drafter.copies:
-            return self.decoder.plan()
+    def _look_for_copies(self) -> None:
         try:
-            return self.decoder.plan_step()
+            self.decoder.look_for_copies()
         except Exception as error:
             self._drop_drafter(error)
-            return self.decoder.plan()
 
     def _begin_step(self, plan: StepPlan) -> None:
         try:

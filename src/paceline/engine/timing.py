@@ -11,6 +11,10 @@ from paceline.core.step import PhaseSeconds
 class StepTimer(Protocol):
     """Times one step, from the creation of the timer."""
 
+    def leave_out(self, seconds: float) -> None:
+        """Do not count so many seconds of the host's, which have just passed; before any mark."""
+        ...
+
     def mark_search(self) -> None:
         """Mark the end of the drafter's search, where there is one; before the other marks."""
         ...
@@ -35,6 +39,10 @@ class HostTimer:
     def __init__(self) -> None:
         self._marks = [time.perf_counter()]
         self._search = 0.0
+
+    def leave_out(self, seconds: float) -> None:
+        """Begin so much later."""
+        self._marks[0] += seconds
 
     def mark_search(self) -> None:
         """Mark the end of the search."""
@@ -67,6 +75,9 @@ class EventTimer:
     def __init__(self) -> None:
         self._events = [_event()]
         self._search: torch.cuda.Event | None = None
+
+    def leave_out(self, seconds: float) -> None:
+        """The device's clock does not count them, for it still runs the step before."""
 
     def mark_search(self) -> None:
         """Mark the end of the search in the queue."""
