@@ -15,7 +15,7 @@ from paceline.engine.acceptance import Counts, Pool, survival
 from paceline.engine.controller import Controller
 from paceline.engine.costs import StepCosts, StepWork
 from paceline.engine.curve import Curve
-from paceline.engine.exploration import LESSONS, plain_is_due
+from paceline.engine.exploration import FIRST_AGAIN, LESSONS, plain_is_due
 from paceline.engine.goodput import Goodput
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
 from paceline.engine.row_state import TELLING, RowState
@@ -120,6 +120,19 @@ def test_lessons_end_where_they_leave_no_hope(rows):
     assert 2 <= sum(map(bool, first.depths[0])) <= 4
     later = serve(plan, lambda *_: 0.1, rows=rows, num_tokens=48, requests=4, growth=0.1, draft=3.0)
     assert sum(map(bool, later.depths[0])) <= 2
+
+
+def test_drafts_that_were_slow_at_first_are_taken_again():
+    """In the first minutes of a process a draft takes five times as long: it does not pay then, and later it does."""
+
+    class Cold(Machine):
+        def _step(self, *given):
+            self.draft = [0.4 if self.seconds < 40 * PLAIN else 0.08]
+            super()._step(*given)
+
+    served = Cold(controller(4), rows=4, growth=0.05).serve(lambda *_: 0.5, num_tokens=96, requests=12)
+    assert sum(map(bool, served.depths[0][64:FIRST_AGAIN])) < 16, "too slow at first"
+    assert served.speedup > 1.09, "it would be 1.06 if only probes noticed"
 
 
 @pytest.mark.parametrize("rows", [1, 8])

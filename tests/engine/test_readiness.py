@@ -4,7 +4,7 @@ import pytest
 
 from paceline.core.step import PhaseSeconds
 from paceline.engine.controller import Controller
-from paceline.engine.exploration import LESSONS, Exploration
+from paceline.engine.exploration import FIRST_AGAIN, LESSONS, Exploration
 from paceline.engine.knowledge import Knowledge
 from paceline.engine.readiness import (
     ALLOWED,
@@ -187,6 +187,26 @@ def test_lessons_are_given_once_to_all_that_begin_together():
         lessons.take_lesson("kind")
         given += 1
     assert given == 2
+
+
+def test_lessons_are_given_again_after_twice_as_many_plain_steps_each_time():
+    lessons = Exploration()
+
+    def given():
+        lessons.repeat("kind")
+        count = 0
+        while lessons.lesson("kind"):
+            lessons.take_lesson("kind")
+            count += 1
+        return count
+
+    assert given() == len(LESSONS)
+    for wait in (FIRST_AGAIN, 2 * FIRST_AGAIN, 4 * FIRST_AGAIN):
+        lessons.idle("another kind", wait)
+        lessons.idle("kind", wait - 1)
+        assert given() == 0
+        lessons.idle("kind", 1)
+        assert given() == len(LESSONS)
 
 
 @pytest.mark.parametrize(("num_tokens", "ready"), [(48, False), (480, True)])

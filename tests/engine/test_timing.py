@@ -1,5 +1,8 @@
 """Seconds of draft, score and decide."""
 
+import time
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -40,6 +43,15 @@ def test_a_search_is_a_part_of_drafting(times):
     assert seconds.total == 10.0
 
 
+def test_what_is_left_out_is_in_no_phase(times):
+    times += [10.0, 11.0, 13.0, 13.5, 20.0]
+    timer = HostTimer()
+    timer.leave_out(0.75)
+    for _ in range(3):
+        timer.mark()
+    assert timer.seconds() == PhaseSeconds(draft=0.25, score=2.0, decide=0.5, rest=6.5)
+
+
 def test_phases_add_up():
     one, other = PhaseSeconds(draft=1.0, score=2.0, search=0.5), PhaseSeconds(score=3.0, decide=4.0, rest=5.0)
     assert one + other == PhaseSeconds(draft=1.0, score=5.0, decide=4.0, rest=5.0, search=0.5)
@@ -60,6 +72,15 @@ def test_a_step_is_marked_after_draft_score_and_decide():
     pending = Runner(decoder, reader=reader).launch()
     assert marks == [1, 1, 2], "only deciding appends"
     assert pending.result().seconds.total > 0
+
+
+def test_planning_is_no_part_of_drafting():
+    """A plan may weigh many rows, and is to learn what drafts cost."""
+    decoder = decoder_for(no_drafter(None), "coupled")
+    decoder.admit([request([1], max_tokens=3)], [0])
+    plan = decoder.plan
+    decoder.plan = Mock(wraps=plan, side_effect=lambda: (time.sleep(0.2), plan())[1])
+    assert Runner(decoder).launch().result().seconds.draft < 0.2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
