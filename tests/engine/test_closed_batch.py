@@ -5,15 +5,20 @@ from itertools import pairwise, product
 
 import pytest
 
-from paceline.engine.closed_batch import Refills, _End, _in_order, end_together
+from paceline.core.plan import Fixed
+from paceline.engine.closed_batch import GATHERING, Refills, _End, _in_order, end_together
 from paceline.engine.controller import Controller
 from paceline.engine.draft_work import DraftWork, StepDrafts
+from paceline.engine.exploration import LESSONS
 from paceline.engine.goodput import Goodput
 from paceline.engine.knowledge import Knowledge
 from paceline.engine.row_state import RowState
+from paceline.engine.runner import Runner
+from paceline.engine.scheduler import Scheduler
+from tests.drafters.test_none import tiny as no_drafter
 from tests.engine.machine import Machine
 from tests.engine.test_controller import MACHINES
-from tests.harness import request
+from tests.harness import decoder_for, request
 
 MIXED = (0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8)  # acceptance of each row
 
@@ -130,6 +135,41 @@ def test_others_take_the_places_of_those_that_end_until_a_step_has_an_empty_one(
     refills.begin(1)  # later than at once, where prompts are read in chunks
     refills.step()
     assert refills.expected
+
+
+def test_nothing_is_drafted_while_others_of_a_batch_have_yet_to_begin():
+    """Lessons wait for the whole batch, and a drafter that may read prompts later does; but no longer than a while."""
+    one = request([1, 2, 3], max_tokens=64)
+
+    def planned(plan, rows, **options):
+        plan.admit(rows, [one] * len(rows), **options)
+        return plan().num_draft_tokens
+
+    plan = Controller(rows=4)
+    assert [planned(plan, [0, 1], waiting=2), planned(plan, [2], waiting=1), planned(plan, [3])] == [0, 0, LESSONS[0]]
+    plan = Controller(rows=4)
+    depths = [planned(plan, [0, 1], waiting=2), *(plan().num_draft_tokens for _ in range(GATHERING))]
+    assert depths == [0] * GATHERING + [LESSONS[0]], "the others do not come"
+    knowledge = Knowledge()
+    knowledge.exploration.skip_lessons()
+    plan = Controller(rows=4, knowledge=knowledge, postpones=True)
+    assert (planned(plan, [0, 1], waiting=2), plan.drafts_at_once) == (0, False)
+    assert planned(plan, [2, 3]) > 0 and plan.drafts_at_once
+    untimed = Controller(rows=4, timed=False)
+    assert planned(untimed, [0, 1], waiting=2) == planned(Controller(rows=4, timed=False), [0, 1])
+
+
+def test_a_batch_that_is_admitted_in_parts_is_not_drafted_for_in_parts(monkeypatch):
+    """The runner says how many others will join."""
+    decoder = decoder_for(no_drafter(None), "coupled", rows=3)
+    told, decoder.plan = [], Fixed(0)
+    monkeypatch.setattr(Fixed, "admit", lambda self, rows, requests, *, waiting=0: told.append((len(rows), waiting)))
+    made = Scheduler(Runner(decoder), prefill_tokens=4)
+    for first in range(3):
+        made.submit(request([first, 2, 3, 4, 5], max_tokens=4))
+    while not made.idle:
+        made.advance()
+    assert told == [(1, 2), (1, 1), (1, 0)]
 
 
 def test_the_controller_sees_whose_places_are_taken():

@@ -98,7 +98,7 @@ class DepthTrials(Plan):
         """Keep what is seen from now on; earlier steps have warmed everything up."""
         self._keeping = True
 
-    def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
+    def admit(self, rows: Sequence[int], requests: Sequence[Request], *, waiting: int = 0) -> None:
         """Note whose prompt is in which row."""
         for row, request in zip(rows, requests, strict=True):
             self.trials.greedy = not request.sampling.temperature

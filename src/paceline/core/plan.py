@@ -44,8 +44,10 @@ class Plan(ABC):
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:  # noqa: B027 - most plans do not ask for it
         """Take into account how long the drafter took to read the target's states of ``num_tokens`` of prompts."""
 
-    def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:  # noqa: B027 - most plans know no rows
-        """Take into account that ``requests`` begin in ``rows``."""
+    def admit(  # noqa: B027 - most plans know no rows
+        self, rows: Sequence[int], requests: Sequence[Request], *, waiting: int = 0
+    ) -> None:
+        """Take into account that ``requests`` begin in ``rows``; ``waiting`` others will soon join them."""
 
     @property
     def drafts_at_once(self) -> bool:

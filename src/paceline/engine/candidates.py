@@ -56,11 +56,11 @@ class CandidatePlan(Plan):
         """What steps with the drafter that was used most cost and promise."""
         return self._most_used.costs()
 
-    def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
+    def admit(self, rows: Sequence[int], requests: Sequence[Request], *, waiting: int = 0) -> None:
         """New requests: the next step chooses anew."""
         for number, one in enumerate(self.controllers):
             allowed = [request.drafted_by(self._origins[number]) for request in requests] if self._origins else requests
-            one.admit(rows, allowed)
+            one.admit(rows, allowed, waiting=waiting)
         self._left = 0
 
     def release(self, rows: Iterable[int]) -> None:

@@ -17,6 +17,7 @@ from paceline.engine.draft_work import CostOf, DraftWork, StepDrafts
 from paceline.engine.row_state import RowState
 
 TOGETHER = 0.5  # steps within which rows count as ending at once
+GATHERING = 16  # steps at most in which requests that will join a batch are waited for
 LEAST_SAVED = 0.05  # share of its steps that a further token must save a row to be looked at
 
 
@@ -105,17 +106,24 @@ class Refills:
     def __init__(self) -> None:
         self.expected = False
         self._num_vacant = 0  # places of requests that ended
+        # Steps in which requests that will join are waited for. They are plain: few rows draft as the whole batch does
+        # not, and what that takes is not to be learnt from a few steps.
+        self.gathering = 0
 
     def end(self, num_rows: int) -> None:
         """So many requests ended."""
         self._num_vacant += num_rows
 
-    def begin(self, num_rows: int) -> None:
-        """So many requests begin."""
+    def begin(self, num_rows: int, *, waiting: int = 0) -> None:
+        """So many requests begin, and ``waiting`` others will join them."""
+        self.gathering = GATHERING if waiting else 0
         self.expected = self.expected or self._num_vacant > 0
         self._num_vacant = max(0, self._num_vacant - num_rows)
 
-    def step(self) -> None:
-        """A step is planned: who has not begun is not there."""
+    def step(self) -> bool:
+        """A step is planned: who has not begun is not there. Whether others are waited for."""
+        gathering = self.gathering > 0
+        self.gathering -= gathering
         if self._num_vacant:
             self.expected = False
+        return gathering

@@ -38,6 +38,7 @@ KNOWN = 64  # timed steps after which costs are known well enough for that
 PLAIN_RUN = 4  # plain steps that count as one, because they teach little, and are looked at together
 IDLE_RUN, IDLE_LOOK = 16, 32  # the same where drafting is off; and the most that are looked at together there
 SAMPLE = 4  # one of so many steps of a known cost, or of a request that is known, is looked at for it
+PLAIN_PLAN = StepPlan(0, off=NoDraft.SLOWER, searches=False)
 REFRESH = 16  # steps after which what was learnt is looked up again
 
 
@@ -85,7 +86,7 @@ class Controller(Plan):
         self._planning = 0.0  # seconds that the next drafted step was planned for
         self._pending: list[StepResult] = []  # that nothing was learnt from
         self._look = 1  # of so many
-        self._plan, self._count = StepPlan(0, off=NoDraft.SLOWER, searches=False), SpeedCount()
+        self._plan, self._count = PLAIN_PLAN, SpeedCount()
         if num_search_nodes and timed:
             self._probes.search.open(self.knowledge.costs.of(1, num_search_nodes))
 
@@ -116,22 +117,20 @@ class Controller(Plan):
         if self._timed:
             self.knowledge.costs.observe_prefill(num_tokens, seconds)
 
-    def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
+    def admit(self, rows: Sequence[int], requests: Sequence[Request], *, waiting: int = 0) -> None:
         """New requests: nothing is known of them but what the others were like."""
         self._learn()
         self.knowledge.refresh()
-        self._goodput.refills.begin(len(rows))
+        self._goodput.refills.begin(len(rows), waiting=waiting if self._timed else 0)
         for row, request in zip(rows, requests, strict=True):
             state = self.rows[row] = self._new_row(row, request)
             state.missed, self._pool = len(request.tokens) - 1 if self._postpones else 0, state.pool
         if self._postpones:
-            begins = self._goodput.best(self.rows).depths.keys() & set(rows)
+            begins = not self._goodput.refills.gathering and self._goodput.best(self.rows).depths.keys() & set(rows)
             self._drafts_at_once = bool(begins or self._goodput.lesson(self.rows))
         for row in rows if self._drafts_at_once else ():
             self.rows[row].missed = 0
-        running, added, costs = len(self.rows), len({*rows} - self._plain), self.knowledge.costs
-        probing = costs.of(running, running + added * self.num_nodes[1], 1, added) - costs.plain(running)
-        self._probes.grant(probing if added and self._goodput.hopes(self.rows) else 0.0)
+        self._probes.grant(self._goodput.first_probes(self.rows, len({*rows} - self._plain)))
         self._stale, self._evaluate_at, self._changed_at = True, self._steps, self._steps
 
     @property
@@ -270,7 +269,9 @@ class Controller(Plan):
         if not rows:
             return
         self._running = len(rows)
-        self._goodput.refills.step()
+        if self._goodput.refills.step():
+            self._stale, self._plan = True, PLAIN_PLAN
+            return
         groups = [rows] if self._timed else [{row: state} for row, state in rows.items()]
         if self._steps >= self._evaluate_at or not self._timed:
             self._evaluate(groups)

@@ -62,7 +62,7 @@ class CopyPlan(Plan):
     def max_draft_tokens(self) -> int:
         return self._max
 
-    def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
+    def admit(self, rows: Sequence[int], requests: Sequence[Request], *, waiting: int = 0) -> None:
         """New requests: their copies are expected to be like those of others."""
         for row, request in zip(rows, requests, strict=True):
             most = self._max if request.num_draft_tokens is None else min(self._max, request.num_draft_tokens)

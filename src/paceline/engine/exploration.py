@@ -48,6 +48,10 @@ class Exploration:
         """The depth of the next of the first drafts of batches of this kind; 0 after the last one."""
         return LESSONS[self._lessons[kind] % len(LESSONS)] if self._to_come(kind) > 0 else 0
 
+    def is_new(self, kind: Hashable) -> bool:
+        """Whether batches of this kind have not had their first lessons."""
+        return not self._taught and self._lessons[kind] < len(LESSONS)
+
     def ensure(self, kind: Hashable, count: int) -> None:
         """Give batches of this kind more lessons, so that ``count`` of them are to come."""
         self._more[kind] += max(0, count - self._to_come(kind))

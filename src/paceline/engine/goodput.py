@@ -189,7 +189,7 @@ class Goodput:
         self, new: Mapping[int, RowState], together: Mapping[int, RowState], readiness: Readiness, reading: float
     ) -> bool:
         """Whether the ``new`` ones of all rows that will run ``together`` are to be kept ready, and those like them."""
-        if self.lesson(together):
+        if self.knowledge.exploration.is_new(self.knowledge.kind(together)) and self.lesson(together):
             return True
         choice, steps = self.best(together), max(state.left for state in new.values())
         speedup = choice.speedup if choice.depths.keys() & new.keys() else 0.0
@@ -241,6 +241,13 @@ class Goodput:
             return other
         self.knowledge.costs.doubt(StepWork(step.rows, step.nodes, step.deepest, step.drafted))
         return {}
+
+    def first_probes(self, rows: Mapping[int, RowState], num_new: int) -> float:
+        """What a step of ``rows`` costs more if the ``num_new`` among them that may draft probe; 0 without hope."""
+        if not num_new or not self.hopes(rows):
+            return 0.0
+        running, costs = len(rows), self.knowledge.costs
+        return costs.of(running, running + num_new * self.num_nodes[1], 1, num_new) - costs.plain(running)
 
     def probe_cost(self, num_rows: int, probing: Sequence[RowState]) -> float:
         """What a step of ``num_rows`` costs more than a plain one if some of them are ``probing``."""

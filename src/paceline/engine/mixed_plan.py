@@ -64,10 +64,10 @@ class MixedPlan(Plan):
         """What the other drafter took."""
         self.others.observe_prefill(num_tokens, seconds)
 
-    def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
+    def admit(self, rows: Sequence[int], requests: Sequence[Request], *, waiting: int = 0) -> None:
         """New requests."""
         self.copies.admit(rows, requests)
-        self.others.admit(rows, self._by_others(requests))
+        self.others.admit(rows, self._by_others(requests), waiting=waiting)
 
     def _by_others(self, requests: Sequence[Request]) -> Sequence[Request]:
         return requests if self._origins is None else [one.drafted_by(self._origins) for one in requests]

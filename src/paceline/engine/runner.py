@@ -50,6 +50,7 @@ class Runner:
         self.recorder = None if graphs is None else Recorder(decoder=decoder, graphs=graphs)
         self.num_called = self.num_replayed = 0  # steps
         self._reader = reader or SyncReader(decoder)
+        self._waiting = 0  # requests that will join those that were begun last
         self._prefills: list[tuple[int, StepTimer]] = []  # of a draft head, whose times are not known yet, and tokens
 
     @property
@@ -61,6 +62,7 @@ class Runner:
         self, requests: Sequence[Request], rows: Sequence[int], prefixes: Prefixes, *, waiting: int = 0
     ) -> Reading:
         """See Decoder.begin; whatever goes wrong, none of the rows runs and none serves as a prefix."""
+        self._waiting = waiting
         for row in rows:
             self.sequences.pop(row, None)
         try:
@@ -74,7 +76,8 @@ class Runner:
         try:
             size = 0 if reading.done else self.decoder.read(reading)
             if reading.done:
-                self.decoder.plan.admit(reading.admission.row_numbers, reading.admission.requests)
+                rows, requests = reading.admission.row_numbers, reading.admission.requests
+                self.decoder.plan.admit(rows, requests, waiting=self._waiting)
                 self._prefill_drafter(reading)
                 self.decoder.activate(reading)
         except BaseException:

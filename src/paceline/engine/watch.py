@@ -97,9 +97,9 @@ class Watch(Plan):
             return StepPlan(0, off=NoDraft.MEASURED, turn=turn)
         return replace(self._plan(), turn=turn)
 
-    def admit(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
+    def admit(self, rows: Sequence[int], requests: Sequence[Request], *, waiting: int = 0) -> None:
         """As the plan."""
-        self._plan.admit(rows, requests)
+        self._plan.admit(rows, requests, waiting=waiting)
 
     def release(self, rows: Iterable[int]) -> None:
         """As the plan."""
