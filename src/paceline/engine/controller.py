@@ -36,7 +36,7 @@ SETTLED, SETTLED_ROW = 8, 2  # drafted steps between two decisions; the same for
 PATIENCE = 4  # the same while rows are new
 KNOWN = 64  # timed steps after which costs are known well enough for that
 PLAIN_RUN = 4  # plain steps that count as one, because they teach little, and are looked at together
-IDLE_RUN, IDLE_LOOK = 16, 32  # the same where drafting is off; and the most that are looked at together there
+IDLE_RUN = 16  # the same where drafting is off
 SAMPLE = 4  # one of so many steps of a known cost, or of a request that is known, is looked at for it
 PLAIN_PLAN = StepPlan(0, off=NoDraft.SLOWER, searches=False)
 REFRESH = 16  # steps after which what was learnt is looked up again
@@ -280,7 +280,7 @@ class Controller(Plan):
         if self._timed and max(chosen.values()):
             self._look = 1 if explored else max(1, self._evaluate_at - self._steps)
         elif self._timed and not explored and self.knowledge.costs.times_plain(len(rows)) >= REFRESH:
-            self._look = max(PLAIN_RUN, min(IDLE_LOOK, *(state.wait for state in rows.values())))
+            self._look = max(PLAIN_RUN, min(REFRESH, *(state.wait for state in rows.values())))
 
     def _explore(self, groups: Sequence[dict[int, RowState]]) -> tuple[dict[int, int], tuple[int, ...]]:
         """The depths of all rows, and which of them are not those that seem best."""
