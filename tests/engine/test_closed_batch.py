@@ -162,14 +162,16 @@ def test_nothing_is_drafted_while_others_of_a_batch_have_yet_to_begin():
 def test_a_batch_that_is_admitted_in_parts_is_not_drafted_for_in_parts(monkeypatch):
     """The runner says how many others will join."""
     decoder = decoder_for(no_drafter(None), "coupled", rows=3)
-    told, decoder.plan = [], Fixed(0)
-    monkeypatch.setattr(Fixed, "admit", lambda self, rows, requests, *, waiting=0: told.append((len(rows), waiting)))
+    reported, decoder.plan = [], Fixed(0)
+    monkeypatch.setattr(
+        Fixed, "admit", lambda self, rows, requests, *, waiting=0: reported.append((len(rows), waiting))
+    )
     made = Scheduler(Runner(decoder), prefill_tokens=4)
     for first in range(3):
         made.submit(request([first, 2, 3, 4, 5], max_tokens=4))
     while not made.idle:
         made.advance()
-    assert told == [(1, 2), (1, 1), (1, 0)]
+    assert reported == [(1, 2), (1, 1), (1, 0)]
 
 
 def test_the_controller_sees_whose_places_are_taken():
