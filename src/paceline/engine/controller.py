@@ -316,5 +316,5 @@ class Controller(Plan):
             choice = self._choice = self._goodput.best(group)
             for row, state in group.items():
                 state.depth, state.least = choice.depths.get(row, 0), choice.least
-        if self._choice is not None and not self._choice.depths and self._goodput.hopes(self.rows):
+        if self._timed and self._choice and not self._choice.depths and self._goodput.hopes(self.rows):
             self.knowledge.exploration.repeat(self.knowledge.kind(self.rows))
