@@ -122,6 +122,18 @@ def test_lessons_end_where_they_leave_no_hope(rows):
     assert sum(map(bool, later.depths[0])) <= 2
 
 
+def test_a_curve_is_fitted_again_only_after_it_was_measured_or_doubted(monkeypatch):
+    fitted, fit = [], Curve._fit_line
+    monkeypatch.setattr(Curve, "_fit_line", lambda self: fitted.append(1) or fit(self))
+    curve = Curve((1.0, 0.1, 0.0))
+    for change in (lambda: curve.observe(3, 1.0), lambda: curve.doubt(3), lambda: curve.load([[2, 0, 1.0, 3]])):
+        before = len(fitted)
+        change()
+        for _ in range(3):
+            curve.refresh()
+        assert len(fitted) == before + 1
+
+
 def test_drafts_that_were_slow_at_first_are_taken_again():
     """In the first minutes of a process a draft takes five times as long: it does not pay then, and later it does."""
 

@@ -195,6 +195,18 @@ def test_outputs_are_the_references_while_rows_change_kinds(drafter, recorded):
 
 
 @pytest.mark.parametrize("drafter", HEADS)
+def test_a_head_is_not_asked_in_steps_of_plain_rows(drafter, monkeypatch):
+    made = Scheduler(Runner(decoder(drafter, rows=2)))
+    head, asked = made.decoder.drafter, []
+    begin = type(head).begin_step
+    monkeypatch.setattr(type(head), "begin_step", lambda self, *given: asked.append(1) or begin(self, *given))
+    serve(made, [plain(LONG, max_tokens=6), plain([1, 2], max_tokens=9)])
+    assert not asked
+    serve(made, [request(LONG, max_tokens=6)])
+    assert asked
+
+
+@pytest.mark.parametrize("drafter", HEADS)
 def test_copies_are_drafted_where_a_head_beside_them_reads_nothing(drafter, monkeypatch):
     monkeypatch.setattr(Exploration, "lesson", lambda self, kind: 0)
     monkeypatch.setattr(Readiness, "keeps", lambda self, speedup, *, hopeful, reading: False)

@@ -202,10 +202,10 @@ def test_lessons_are_given_again_after_twice_as_many_plain_steps_each_time():
 
     assert lessons.is_new("kind") and given() == len(LESSONS)
     for wait in (FIRST_AGAIN, 2 * FIRST_AGAIN, 4 * FIRST_AGAIN):
-        lessons.idle("another kind", wait)
-        lessons.idle("kind", wait - 1)
+        lessons.note_plain("another kind", wait)
+        lessons.note_plain("kind", wait - 1)
         assert given() == 0
-        lessons.idle("kind", 1)
+        lessons.note_plain("kind", 1)
         assert given() == len(LESSONS) and not lessons.is_new("kind"), "no request is kept ready for them"
 
 

@@ -122,7 +122,7 @@ class TensorOps(Ops):
 
     def begin_chain(self, batch: BatchState, depth: int, longest: int | None) -> tuple[Tensor, Tensor]:
         if not depth:
-            return batch.root[:, None], batch.active[:, None].clone()
+            return batch.root[:, None], batch.active[:, None].clone()  # which deciding changes
         room = batch.draft_room if longest is None else torch.minimum(batch.draft_room, longest - batch.length + 1)
         active = batch.active[:, None]
         within = torch.arange(1, depth + 1, device=batch.device) <= room[:, None]

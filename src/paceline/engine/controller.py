@@ -241,7 +241,7 @@ class Controller(Plan):
             readiness.observe_plain(count, costs.share_unread(running, last) if measured else None)
         else:
             readiness.observe_ready(count, count)
-            self.knowledge.exploration.idle(self.knowledge.kind(self.rows), count)
+            self.knowledge.exploration.note_plain(self.knowledge.kind(self.rows), count)
             if measured:
                 costs.observe_plain(running, last)
         if self._choice is not None:

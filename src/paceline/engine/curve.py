@@ -26,8 +26,8 @@ SPREAD = 0.05  # of a measurement, as a share of it
 LEAST_SPREAD = 0.5  # what it is at least a share of: this share of the mean measurement
 FIRST_SPREAD = 1.0  # of the first line, likewise
 LEAST = 1e-6  # no cost is nothing
-Floats: TypeAlias = NDArray[np.float64]
 EXACT_COUNTS = 16  # counts up to this have an entry each, larger ones share one with those within a twelfth
+Floats: TypeAlias = NDArray[np.float64]
 
 
 @final
@@ -42,7 +42,8 @@ class Curve:
     def __init__(self, line: tuple[float, float, float], *, grouped: bool = False) -> None:
         self.first_line = self.line = line
         self.grouped = grouped
-        self._num_observed, self._changed = 0, False  # since the last refresh
+        self._num_observed = 0
+        self._changed = False  # since the last refresh
         self.known: dict[tuple[int, int], tuple[float, float]] = {}  # (count, beside) -> cost, and how often measured
         # By group: counts, and their costs over those of the line; the latter also for every count that was asked for.
         self._ratios: dict[int, tuple[list[int], list[float]]] = {}

@@ -32,7 +32,7 @@ class Exploration:
         self._lessons: Counter[Hashable] = Counter()  # drafts that were taken, by kind of batch
         self._more: Counter[Hashable] = Counter()  # that are given beside the first ones
         self._again: defaultdict[Hashable, int] = defaultdict(lambda: FIRST_AGAIN)
-        self._idle: Counter[Hashable] = Counter()  # plain steps since then
+        self._num_plain: Counter[Hashable] = Counter()  # plain steps since then
         self._taught = False
         self.num_lessons = 0  # that were given, of all kinds
 
@@ -56,14 +56,14 @@ class Exploration:
         """Give batches of this kind more lessons, so that ``count`` of them are to come."""
         self._more[kind] += max(0, count - self._to_come(kind))
 
-    def idle(self, kind: Hashable, num_steps: int) -> None:
+    def note_plain(self, kind: Hashable, num_steps: int) -> None:
         """Rows of this kind could have drafted in so many steps, and did not."""
-        self._idle[kind] += num_steps
+        self._num_plain[kind] += num_steps
 
     def repeat(self, kind: Hashable) -> None:
         """Give all lessons again if it is time."""
-        if self._idle[kind] >= self._again[kind]:
-            self._idle[kind], self._again[kind] = 0, 2 * self._again[kind]
+        if self._num_plain[kind] >= self._again[kind]:
+            self._num_plain[kind], self._again[kind] = 0, 2 * self._again[kind]
             self.ensure(kind, len(LESSONS))
 
     def _to_come(self, kind: Hashable) -> int:
