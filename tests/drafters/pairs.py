@@ -5,6 +5,7 @@ import math
 import torch
 
 from paceline.core.admission import Prefix
+from paceline.core.step import StepPlan
 from paceline.drafters.tree.shapes import Confident, Topology
 from tests import tiny as models
 from tests.drafters.last_states import overfitted
@@ -125,11 +126,31 @@ def check_cache(drafter, *, target=None, steps=9):
     for _ in range(steps):
         planned_step(decoder, decoder.plan())
         for row in range(len(PROMPTS)):
-            sequence = decoder.batch.tokens[row : row + 1, : decoder.batch.length[row]]
-            features = drafter.head.feature(target.causal(sequence, taps=drafter.taps).hidden)[0]
-            begun, count = int(drafter.cache.length[row]), int(drafter.unread.count[row])
-            assert begun + count == sequence.shape[1] - 1
-            torch.testing.assert_close(drafter.unread.states[row, :count], features[begun : begun + count])
+            check_row(drafter, decoder, target, row)
+
+
+def check_row(drafter, decoder, target, row):
+    """The same of one row."""
+    sequence = decoder.batch.tokens[row : row + 1, : decoder.batch.length[row]]
+    features = drafter.head.feature(target.causal(sequence, taps=drafter.taps).hidden)[0]
+    begun, count = int(drafter.cache.length[row]), int(drafter.unread.count[row])
+    assert begun + count == sequence.shape[1] - 1
+    torch.testing.assert_close(drafter.unread.states[row, :count], features[begun : begun + count])
+
+
+def check_aborted(drafter):
+    """What an aborted step's draft has read is read anew by the next one, after plain steps too."""
+    target = models.target()[1]
+    decoder = decoder_for(drafter, "coupled", target=target, k=3)
+    decoder.admit([request([7, 3, 5, 1], max_tokens=40)], [0])
+    decoder.step()
+    with torch.no_grad():
+        plan = decoder.plan()
+        decoder.begin_step(plan)
+        decoder.draft(plan)
+    for depth in (0, 0, 3):
+        planned_step(decoder, StepPlan(depth))
+    check_row(drafter, decoder, target, 0)
 
 
 def check_outputs(drafter):

@@ -10,6 +10,7 @@ from tests import tiny as models
 from tests.drafters.pairs import (
     DEEPEST,
     SHAPES,
+    check_aborted,
     check_cache,
     check_outputs,
     check_overfitted,
@@ -92,6 +93,11 @@ def test_the_cache_is_of_the_targets_features_at_verified_tokens(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_outputs_are_the_references_whatever_the_head_says(options, shape):
     check_outputs(MTPDrafter(head=head_of(options), shape=SHAPES[shape]))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_an_aborted_draft_has_read_is_taken_back(shape):
+    check_aborted(MTPDrafter(head=new_head(models.target()[1]), shape=SHAPES[shape]))
 
 
 def test_an_output_that_it_was_trained_on_takes_the_fewest_steps():
