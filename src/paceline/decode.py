@@ -1,6 +1,6 @@
 """The decode loop: the only one. Plain decoding, chains, trees and batches all run through ``step``."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -74,12 +74,9 @@ class Decoder:
         )
         self.guard = DraftGuard(drafter, self.batch, target.vocab_size)
         self.constraints = HostConstraints(batch=self.batch, replaces=drafter.accepts_other_tokens)
+        capacity = max_length + drafter.max_nodes(depth)
         self.target = Target(
-            lm=target,
-            rows=rows,
-            capacity=max_length + drafter.max_nodes(depth),
-            constraints=self.constraints,
-            guidance=self.guidance,
+            lm=target, rows=rows, capacity=capacity, constraints=self.constraints, guidance=self.guidance
         )
         self.stats = Stats(rows, depth, target.device, ops)
         self.plain_rows: set[int] = set()  # of whose newest requests the drafter has read nothing
@@ -120,8 +117,7 @@ class Decoder:
             self.begin_step(plan)
             tree = self.draft(plan)
             scores = self.score(tree)
-            outcome = self.decide(tree, scores)
-            self.observe(tree, outcome, scores)
+            self.observe(tree, self.decide(tree, scores), scores)
 
     def look_for_copies(self) -> None:
         """Tell the plan what can be copied, which the next step's shape may depend on: it is fixed before the step."""
@@ -131,6 +127,8 @@ class Decoder:
     def begin_step(self, plan: StepPlan) -> None:
         """What the host does for a step of the shape ``plan`` before its operations, which may be recorded."""
         self.batch.plan(plan.depths, plan.stop)
+        if (given_up := self.plan.give_up()) and self.drafter.taps:
+            self._note_running(given_up)
         if self.drafter.taps == self.taps or plan.max_depth:  # else it neither drafts nor is given anything
             self.drafter.begin_step(self.batch, plan)
 
@@ -300,7 +298,8 @@ class Decoder:
         if self.contexts[prefix.row] != request.context:
             raise ValueError(f"row {prefix.row} was read with another context: give a prefix of a row with the same")
 
-    def _note_running(self) -> None:
+    def _note_running(self, given_up: Collection[int] = ()) -> None:
+        self.plain_rows.update(given_up)
         running = {row for row, request in enumerate(self.batch.requests) if request is not None}
         self._taps_read = not running or not running <= self.plain_rows
 

@@ -72,6 +72,7 @@ class Machine:
             if self.ready is not None:
                 self.kept.append(self.plan.drafts_for(*admitted, reread=self.reread, unread=PROMPT))
             self.plan.admit(*admitted)
+            self.given_up = set()
             if self.reading and self.kept[-1]:
                 self.seconds += self.reading
                 self.plan.observe_prefill(PROMPT, self.reading)
@@ -84,6 +85,7 @@ class Machine:
 
     def _step(self, accepts, length, num_tokens):
         plan = self.plan()
+        self.given_up.update(self.plan.give_up())
         running = [row for row in range(self.rows) if length[row] < num_tokens]
         depths = [
             min(plan.depth_of(row), num_tokens - length[row] - 1) if row in running else 0 for row in range(self.rows)
@@ -100,8 +102,9 @@ class Machine:
             factor *= 5
         forwards = max(depths) + self.draft_growth * (sum(depths) - max(depths))
         drafting = self.draft[plan.drafter] * forwards + self.missed * missed
-        assert not max(depths) or not self.kept or self.kept[-1], "a plain request has no draft"
-        reading = self.ready * factor * self.step_seconds(len(running)) if self.kept and self.kept[-1] else 0.0
+        ready = bool(self.kept and self.kept[-1]) and not self.given_up.issuperset(running)
+        assert not max(depths) or not self.kept or ready, "a plain request has no draft"
+        reading = self.ready * factor * self.step_seconds(len(running)) if ready else 0.0
         seconds = reading + factor * self.step_seconds(
             len(running) + sum(depths) + self.unverified * sum(map(bool, depths)), drafting
         )

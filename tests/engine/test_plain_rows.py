@@ -54,6 +54,22 @@ class Marked(Plan):
         return StepPlan(max(depths), depths)
 
 
+class GivesUp(Marked):
+    """Drafts ``K`` for some steps, and then never again for the rows that run."""
+
+    def __init__(self, rows, after):
+        super().__init__(rows)
+        self.left, self.given = after, 0
+
+    def __call__(self):
+        self.left -= 1
+        return super().__call__() if self.left >= 0 else StepPlan(0)
+
+    def give_up(self):
+        self.given += self.left == -1
+        return range(len(self.drafts)) if self.left == -1 else ()
+
+
 class Taps(Wrapped):
     """Notes the taps of every forward."""
 
@@ -88,6 +104,16 @@ def drafts_of(decoder, row):
 
     decoder.drafter.propose = noting
     return found
+
+
+def finish_some(decoder, *, steps):
+    """The tokens of every row in so many steps."""
+    tokens = [[] for _ in range(decoder.rows)]
+    for _ in range(steps):
+        decoder.step()
+        for row, new in enumerate(decoder.results().tokens):
+            tokens[row] += new
+    return tokens
 
 
 @pytest.mark.one_in(9)
@@ -159,6 +185,30 @@ def test_no_hidden_states_are_read_while_all_rows_are_plain(drafter):
     made.admit([plain(LONG, max_tokens=12)], [1])
     finish(made, rows=[1], prompts=[LONG])
     assert target.asked == {()}
+
+
+@pytest.mark.parametrize("drafter", HEADS)
+def test_a_head_reads_nothing_more_of_rows_that_are_given_up(drafter):
+    """So what such a row has read is read again for a later request that begins with it."""
+    first = [request(LONG, max_tokens=30), request([8, 6], max_tokens=20)]
+    wanted = request([*LONG, *expected(first[0])[:24], 9], max_tokens=30)
+    fresh = decoder(drafter, rows=2)
+    fresh.admit([wanted], [0])
+    best = drafts_of(fresh, 0)
+    finish(fresh, rows=[0], prompts=[wanted.tokens])
+    target, plan = Taps(tiny.target()[1]), GivesUp(2, after=3)
+    made = decoder_for(tiny_drafter(drafter, target.lm), "coupled", target=target, k=K, rows=2, plan=plan)
+    made.admit(first, [0, 1])
+    begun = finish_some(made, steps=3)
+    target.asked.clear()
+    texts = [one + more for one, more in zip(begun, finish_some(made, steps=60), strict=True)]
+    assert texts == [expected(one) for one in first] and max(map(len, begun)) < 20
+    assert target.asked == {()} and made.plain_rows == {0, 1} and not made.batch.active.any()
+    plan.left = 1000
+    made.admit([wanted], [1], [Prefix(row=0, length=len(wanted.tokens) - 1)])
+    after = drafts_of(made, 1)
+    assert finish(made, rows=[1], prompts=[wanted.tokens]).texts == [expected(wanted)]
+    assert after == best and plan.rereads[-1] == len(wanted.tokens) - 1
 
 
 @pytest.mark.parametrize("drafter", HEADS)

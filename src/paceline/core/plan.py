@@ -1,7 +1,7 @@
 """Plans how much to draft in a step, from the results of earlier steps, never from the tokens of the planned step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import final
 
 from paceline.core.host_draft import HostDraft
@@ -40,6 +40,12 @@ class Plan(ABC):
         ``waiting`` requests will join them.
         """
         return True
+
+    def give_up(self) -> Collection[int]:
+        """Rows whose requests have no draft from the planned step on, to their end; asked once for every step. Their
+        drafter reads nothing more of them.
+        """
+        return ()
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:  # noqa: B027 - most plans do not ask for it
         """Take into account how long the drafter took to read the target's states of ``num_tokens`` of prompts."""

@@ -29,15 +29,18 @@ class Counts:
         self.asked = self.offered = 0.0
         self.weight = 1.0
 
-    def add(self, *, num_accepted: int, depth: int, keep: float, left_out: float | None = None) -> None:
+    def add(
+        self, *, num_accepted: int, depth: int, keep: float, left_out: float | None = None, share: float = 1.0
+    ) -> None:
         """Add a step whose draft was ``depth`` deep (0: the drafter had none); former ones weigh ``keep`` of before.
 
-        ``left_out`` is the chance of a further token that was not submitted for it, the others being accepted.
+        ``left_out`` is the chance of a further token that was not submitted for it, the others being accepted. The step
+        weighs but ``share`` of others.
         """
-        weight = self.weight = self.weight / keep
-        if weight > HEAVIEST:
+        self.weight /= keep
+        if self.weight > HEAVIEST:
             self._rescale()
-            weight = 1.0
+        weight = self.weight * share
         self.asked += weight
         self.offered += weight if depth or left_out is not None else 0.0
         for index in range(min(depth, num_accepted + 1)):

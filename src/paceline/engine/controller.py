@@ -9,9 +9,10 @@ token now and then, and more at once where that was accepted, so drafting resume
 budget, which bounds what a useless drafter costs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from sys import maxsize
 from time import perf_counter
 from typing import final
 
@@ -19,25 +20,23 @@ from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.core.step import StepPlan, StepResult
 from paceline.core.tree import NoDraft
-from paceline.engine.calibration import DISTURBED
 from paceline.engine.costs import DepthCost
-from paceline.engine.curve import WARM
 from paceline.engine.exploration import plain_is_due
 from paceline.engine.goodput import Choice, Goodput
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
-from paceline.engine.learning import learn_rows
+from paceline.engine.learning import StepLearner
 from paceline.engine.planning import make_plan
 from paceline.engine.probes import Probes
 from paceline.engine.row_state import RowState
-from paceline.engine.watch import Speed, SpeedCount
+from paceline.engine.watch import Speed
 
 WARM_UP = 4  # plain steps after a draft, of which the last one tells the cost
 SETTLED, SETTLED_ROW = 8, 2  # drafted steps between two decisions; the same for each row, if that is more
 PATIENCE = 4  # the same while rows are new
 KNOWN = 64  # timed steps after which costs are known well enough for that
+GIVE_UP = 16  # steps after which several rows of the same requests that are not drafted for are given up
 PLAIN_RUN = 4  # plain steps that count as one, because they teach little, and are looked at together
 IDLE_RUN = 16  # the same where drafting is off
-SAMPLE = 4  # one of so many steps of a known cost, or of a request that is known, is looked at for it
 PLAIN_PLAN = StepPlan(0, off=NoDraft.SLOWER, searches=False)
 REFRESH = 16  # steps after which what was learnt is looked up again
 
@@ -78,7 +77,6 @@ class Controller(Plan):
         self._pool = self.knowledge.greedy  # of the newest request
         self.rows: dict[int, RowState] = {}
         self._plain: set[int] = set()  # rows whose requests have no drafts
-        self._steps = self._drafted_steps = 0  # drafted ones since the last plain step
         self._stale = True  # whether there is something to decide
         self._evaluate_at = self._refresh_at = self._changed_at = 0  # steps; changed: the rows
         self._choice: Choice | None = None  # what the rows' depths are chosen by
@@ -86,7 +84,12 @@ class Controller(Plan):
         self._planning = 0.0  # seconds that the next drafted step was planned for
         self._pending: list[StepResult] = []  # that nothing was learnt from
         self._look = 1  # of so many
-        self._plan, self._count = PLAIN_PLAN, SpeedCount()
+        # Whether rows begin plain where that is better, and whether all that run may be given up.
+        self._readies = self._hopeless = False
+        self._plan = PLAIN_PLAN
+        self._learner = StepLearner(
+            self.knowledge, self._probes, num_unverified=num_unverified, levels=ends_early, timed=timed
+        )
         if num_search_nodes and timed:
             self._probes.search.open(self.knowledge.costs.of(1, num_search_nodes))
 
@@ -97,12 +100,16 @@ class Controller(Plan):
     def drafts_for(
         self, rows: Sequence[int], requests: Sequence[Request], *, reread: int = 0, unread: int = 0, waiting: int = 0
     ) -> bool:
-        """Whether drafting promises to pay for them, or they are to teach whether it does (engine/readiness)."""
+        """Whether drafting promises to pay for them, or they are to teach whether it does (engine/readiness).
+
+        Where prompts may be read later, ``admit`` finds that out itself.
+        """
         self._learn()
         self.knowledge.refresh()
         self._plain.difference_update(rows)
         new = {row: self._new_row(row, request) for row, request in zip(rows, requests, strict=True)}
         drafts = any(state.most for state in new.values())
+        self._readies = self._timed
         if drafts and self._timed:
             drafts = self._goodput.keeps_ready(new, self.rows, reread=reread, unread=unread, waiting=waiting)
         self._plain.update(() if drafts else rows)
@@ -110,7 +117,21 @@ class Controller(Plan):
 
     def _new_row(self, row: int, request: Request) -> RowState:
         pool = self.knowledge.sampled if request.sampling.temperature else self.knowledge.greedy
-        return RowState.of(request, pool=pool, max_depth=self._max, plain=row in self._plain)
+        state = RowState.of(request, pool=pool, max_depth=self._max, plain=row in self._plain)
+        state.missed = len(request.tokens) - 1 if self._postpones else 0
+        return state
+
+    def give_up(self) -> Collection[int]:
+        """All of several rows for which drafting was off for a while: keeping them ready costs more than the chance is
+        worth that it pays later.
+        """
+        if not self._hopeless:
+            return ()
+        self._hopeless = False
+        for row, state in self.rows.items():
+            state.most, state.wait = 0, maxsize
+            self._plain.add(row)
+        return tuple(self.rows)
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """A draft head has read prompts."""
@@ -121,17 +142,19 @@ class Controller(Plan):
         """New requests: nothing is known of them but what the others were like."""
         self._learn()
         self.knowledge.refresh()
+        if self._postpones:
+            self.drafts_for(rows, requests, waiting=waiting)
         self._goodput.refills.begin(len(rows), waiting=waiting if self._timed else 0)
         for row, request in zip(rows, requests, strict=True):
             state = self.rows[row] = self._new_row(row, request)
-            state.missed, self._pool = len(request.tokens) - 1 if self._postpones else 0, state.pool
+            self._pool = state.pool
         if self._postpones:
             begins = not self._goodput.refills.gathering and self._goodput.best(self.rows).depths.keys() & set(rows)
             self._drafts_at_once = bool(begins or self._goodput.lesson(self.rows))
         for row in rows if self._drafts_at_once else ():
             self.rows[row].missed = 0
         self._probes.grant(self._goodput.first_probes(self.rows, len({*rows} - self._plain)))
-        self._stale, self._evaluate_at, self._changed_at = True, self._steps, self._steps
+        self._stale, self._evaluate_at, self._changed_at = True, self._learner.steps, self._learner.steps
 
     @property
     def drafts_at_once(self) -> bool:
@@ -143,7 +166,7 @@ class Controller(Plan):
         if ended:
             self._learn()
             self._goodput.refills.end(len(ended))
-            self._stale, self._evaluate_at = True, self._steps
+            self._stale, self._evaluate_at = True, self._learner.steps
         for row in ended:
             del self.rows[row]
 
@@ -176,7 +199,7 @@ class Controller(Plan):
     def take_over(self) -> None:
         """It plans the next steps, after it stood by."""
         self._learn()
-        self._stale, self._evaluate_at = True, self._steps
+        self._stale, self._evaluate_at = True, self._learner.steps
 
     def promise(self) -> float:
         """Expected speed over that of plain decoding in the next steps: see Goodput.promise."""
@@ -194,68 +217,21 @@ class Controller(Plan):
             return
         self._stale = True
         drafted = [result for result in results if result.plan.num_draft_tokens]
-        if len(drafted) < len(results):
-            self._learn_plain([result for result in results if not result.plan.num_draft_tokens])
+        if plain := [result for result in results if not result.plan.num_draft_tokens]:
+            count = len(plain)
+            options = {"ready": not self._plain.issuperset(self.rows), "timed": self._timed and count >= self._look}
+            self._learner.learn_plain(plain, self.rows, self._choice, **options)
+            self._evaluate_at += count - count // (PLAIN_RUN if self._choice and self._choice.depths else IDLE_RUN)
         for result in drafted:
-            self._learn_drafted(result)
+            self._learner.learn_drafted(result, self.rows, self._choice)
         if drafted and self._timed and not drafted[-1].plan.explored:  # which are planned and looked at one by one
             self.knowledge.costs.observe_planning((self._planning + perf_counter() - started) / len(drafted))
         self._planning = 0.0
 
-    def _learn_drafted(self, result: StepResult) -> None:
-        plan, sample = result.plan, self._steps % SAMPLE == 0
-        options = {"num_unverified": self._goodput.num_unverified, "levels": self._ends_early, "timed": self._timed}
-        work, missed = learn_rows(result, self.rows, self._probes, sample=sample, **options)
-        if not work.rows:
-            return
-        self._steps += 1
-        self._drafted_steps += 1
-        self.knowledge.exploration.count()
-        costs, seconds = self.knowledge.costs, result.seconds.without_search
-        plain = costs.plain(work.rows)
-        self._probes.earn(1, plain)
-        if self._timed and (sample or missed or costs.score.measured(work.nodes, work.rows - 1) < WARM):
-            costs.observe(work, seconds, missed=missed)
-        if plan.searches:
-            self._probes.search.spend(result.seconds.search / costs.level)
-        per_row, choice = result.num_tokens / work.rows, self._choice
-        plain_seconds = plain * costs.plain_level(work.rows)
-        self._count.add(result.num_tokens, result.seconds.total, plain_seconds=plain_seconds * per_row)
-        if self._timed and not plan.num_copied:
-            cost = (seconds.total + costs.planning) / plain_seconds
-            self.knowledge.readiness_of(self.rows).observe_ready(per_row, min(cost, DISTURBED * costs(work) / plain))
-            if choice is not None and not plan.explored:
-                choice.observe(rows=work.rows, tokens=per_row, cost=cost)
-
-    def _learn_plain(self, results: Sequence[StepResult]) -> None:
-        """Plain steps are only counted; of a whole run of them the last one tells the cost."""
-        count, running, last = len(results), len(self.rows), results[-1].seconds
-        seconds = sum(result.seconds.total for result in results)
-        for state in self.rows.values():
-            state.missed += count
-            state.wait -= count
-            state.left -= count
-        costs, readiness = self.knowledge.costs, self.knowledge.readiness_of(self.rows)
-        measured = count >= self._look and self._timed
-        if self._plain.issuperset(self.rows) and costs.level > 0:
-            readiness.observe_plain(count, costs.share_unread(running, last) if measured else None)
-        else:
-            readiness.observe_ready(count, count)
-            self.knowledge.exploration.note_plain(self.knowledge.kind(self.rows), count)
-            if measured:
-                costs.observe_plain(running, last)
-        if self._choice is not None:
-            self._choice.calibration.fade(running * count)
-        self._probes.earn(count, costs.plain(running))
-        self._steps += count
-        self._drafted_steps = 0
-        self._count.add(count * running, seconds, plain_seconds=seconds)
-        self._evaluate_at += count - count // (PLAIN_RUN if self._choice and self._choice.depths else IDLE_RUN)
-
     @property
     def speed(self) -> Speed | None:
         """Tokens per second so far, and what plain decoding would have given; None before enough steps."""
-        return None if self._steps < REFRESH else self._count.speed
+        return None if self._learner.steps < REFRESH else self._learner.count.speed
 
     def costs(self) -> tuple[DepthCost, ...]:
         """What steps cost and promise by the depth of their drafts, with as many rows as ran last."""
@@ -265,7 +241,7 @@ class Controller(Plan):
         """Choose the depth of every row by the goodput of all, then whether to try something else."""
         self._stale = False
         rows = self.rows
-        self._look = WARM_UP if self._timed and self._drafted_steps else 1
+        self._look = WARM_UP if self._timed and self._learner.drafted_steps else 1
         if not rows:
             return
         self._running = len(rows)
@@ -273,12 +249,16 @@ class Controller(Plan):
             self._stale, self._plan = True, PLAIN_PLAN
             return
         groups = [rows] if self._timed else [{row: state} for row, state in rows.items()]
-        if self._steps >= self._evaluate_at or not self._timed:
+        if self._learner.steps >= self._evaluate_at or not self._timed:
             self._evaluate(groups)
         chosen, explored = self._explore(groups)
         self._plan = make_plan(rows, chosen, size=self._size, ends_early=self._ends_early, explored=explored)
-        if self._timed and max(chosen.values()):
-            self._look = 1 if explored else max(1, self._evaluate_at - self._steps)
+        deepest, settled = max(chosen.values()), self._learner.steps - self._changed_at >= GIVE_UP
+        self._hopeless = self._readies and settled and len(rows) > 1 and not explored and not deepest
+        if self._timed and deepest:
+            self._look = 1 if explored else max(1, self._evaluate_at - self._learner.steps)
+        elif self._plain.issuperset(rows):
+            self._look = REFRESH
         elif self._timed and not explored and self.knowledge.costs.times_plain(len(rows)) >= REFRESH:
             self._look = max(PLAIN_RUN, min(REFRESH, *(state.wait for state in rows.values())))
 
@@ -292,7 +272,9 @@ class Controller(Plan):
             return {row: min(lesson, state.most) for row, state in rows.items()}, everything
         assert choice is not None  # rows are weighed when they are admitted
         times_measured = self.knowledge.costs.times_plain(len(rows))
-        if self._timed and plain_is_due(self._drafted_steps, times_measured=times_measured, speedup=choice.speedup):
+        if self._timed and plain_is_due(
+            self._learner.drafted_steps, times_measured=times_measured, speedup=choice.speedup
+        ):
             return dict.fromkeys(rows, 0), everything
         chosen, probing = {row: state.depth for row, state in rows.items()}, dict[int, int]()
         for group in groups:
@@ -306,11 +288,11 @@ class Controller(Plan):
 
     def _evaluate(self, groups: Sequence[dict[int, RowState]]) -> None:
         """The depth of every row of the highest goodput."""
-        since = self._steps - self._changed_at
+        since = self._learner.steps - self._changed_at
         patience = PATIENCE if self.knowledge.costs.num_observed > KNOWN else 1
-        self._evaluate_at = self._steps + min(max(SETTLED, SETTLED_ROW * len(self.rows)), patience + since // 2)
-        if self._steps >= self._refresh_at:
-            self._refresh_at = self._steps + REFRESH
+        self._evaluate_at = self._learner.steps + min(max(SETTLED, SETTLED_ROW * len(self.rows)), patience + since // 2)
+        if self._learner.steps >= self._refresh_at:
+            self._refresh_at = self._learner.steps + REFRESH
             self.knowledge.refresh()
         for group in groups:
             choice = self._choice = self._goodput.best(group)

@@ -11,6 +11,7 @@ SOONEST_PLAIN, PER_WON, PLAIN_PERIOD = 24, 512, 256
 LESSONS = (2, 1, 4, 1, 2, 4, 1, 2)  # depths of the first drafts of every kind of batch
 # Plain steps until they are given again, twice as many each time: the first ones meet cold caches, and few texts.
 FIRST_AGAIN = 256
+REPEATED = 0.015  # share of these steps that the lessons before them may have lost
 DEPTH_PERIOD = 48  # drafted steps between two of another depth, which keep the costs of other depths known
 WHOLE_PERIOD = 128  # the same, between two whose chains do not end early, which keep all levels known
 
@@ -33,6 +34,7 @@ class Exploration:
         self._more: Counter[Hashable] = Counter()  # that are given beside the first ones
         self._again: defaultdict[Hashable, int] = defaultdict(lambda: FIRST_AGAIN)
         self._num_plain: Counter[Hashable] = Counter()  # plain steps since then
+        self._lost: defaultdict[Hashable, float] = defaultdict(float)  # plain steps, by what was explored since then
         self._taught = False
         self.num_lessons = 0  # that were given, of all kinds
 
@@ -60,10 +62,14 @@ class Exploration:
         """Rows of this kind could have drafted in so many steps, and did not."""
         self._num_plain[kind] += num_steps
 
+    def note_drafted(self, kind: Hashable, lost: float) -> None:
+        """A draft to learn from took so many plain steps more than it gained."""
+        self._lost[kind] += lost
+
     def repeat(self, kind: Hashable) -> None:
         """Give all lessons again if it is time."""
-        if self._num_plain[kind] >= self._again[kind]:
-            self._num_plain[kind], self._again[kind] = 0, 2 * self._again[kind]
+        if self._num_plain[kind] >= max(self._again[kind], self._lost[kind] / REPEATED):
+            self._num_plain[kind], self._again[kind], self._lost[kind] = 0, 2 * self._again[kind], 0.0
             self.ensure(kind, len(LESSONS))
 
     def _to_come(self, kind: Hashable) -> int:

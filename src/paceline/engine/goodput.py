@@ -9,7 +9,7 @@ from paceline.engine.closed_batch import Refills, end_together
 from paceline.engine.costs import StepWork
 from paceline.engine.draft_work import DraftWork, StepDrafts, work_by_depth
 from paceline.engine.knowledge import Knowledge
-from paceline.engine.readiness import READING, WORTH, Readiness
+from paceline.engine.readiness import READING, TRIAL, WORTH, Readiness
 from paceline.engine.row_state import RowState
 
 HORIZON = 128  # tokens over which a drafter must earn what it reads first
@@ -75,15 +75,20 @@ class Goodput:
         missed = sum(rows[row].missed for row in choice.depths)
         if missed:  # which the drafter must read first
             speedup, costs = choice.speedup, self.knowledge.costs
-            steps = min(HORIZON, max(rows[row].left for row in choice.depths)) / speedup
-            won = (speedup - 1) * steps * costs.plain(len(rows))
-            if won < EARNED * costs.catch_up * missed:
+            lasts = min(HORIZON, max(rows[row].left for row in choice.depths)) * costs.plain(len(rows))
+            reading, won = costs.catch_up * missed, (1 - 1 / speedup) * lasts
+            if won < (reading - (1 - TRIAL) * lasts if self._tries(rows) else EARNED * reading):
                 return self._plain(rows)
         return choice
 
     def _switch(self, rows: Mapping[int, RowState]) -> float:
         """How many times better than plain decoding drafting must be expected to be, by how expectations come true."""
-        return (SWITCH if len(rows) == 1 else SWITCH_SEVERAL) / self.knowledge.calibration(rows).factor
+        several = TRIAL if self._tries(rows) else SWITCH_SEVERAL
+        return (SWITCH if len(rows) == 1 else several) / self.knowledge.calibration(rows).factor
+
+    def _tries(self, rows: Mapping[int, RowState]) -> bool:
+        """Whether drafting that is expected to pay nearly may be tried."""
+        return self.knowledge.readiness_of(rows).tries
 
     def _plain(self, rows: Mapping[int, RowState]) -> Choice:
         """No drafts."""
@@ -194,7 +199,10 @@ class Goodput:
         choice, steps = self.best(together), max(state.left for state in new.values())
         speedup = choice.speedup if choice.depths.keys() & new.keys() else 0.0
         speedup /= 1.0 + speedup * reading * len(together) / (len(new) * steps)
-        kept = readiness.keeps(speedup, hopeful=self.hopes(together), reading=reading)
+        late = self.knowledge.costs.catch_up * sum(state.missed for state in new.values())
+        late /= self.knowledge.costs.plain(len(together))
+        hopeful = late <= (1 - TRIAL) * steps and self.hopes(together)
+        kept = readiness.keeps(speedup, hopeful=hopeful, reading=reading + late)
         if kept and not readiness.pays(speedup):  # its own text may be one for which drafting does
             self.knowledge.exploration.ensure(self.knowledge.kind(together), MORE_LESSONS)
         return kept

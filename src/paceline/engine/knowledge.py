@@ -4,7 +4,6 @@ Engines come and go, one for each call of ``generate``; the next one starts from
 drafter is loaded anew for each.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -47,7 +46,7 @@ class Knowledge:
         self.costs = StepCosts(growth=growth)
         self.greedy, self.sampled = Pool(max_draft_tokens), Pool(max_draft_tokens)
         self.calibrations: dict[tuple[int, bool], Calibration] = {}  # by kind of batch
-        self.readiness = defaultdict[tuple[int, bool], Readiness](Readiness)  # by kind of batch
+        self.readiness: dict[tuple[int, bool], Readiness] = {}  # by kind of batch
         self.probes = Probes(bounded=True)
         self.exploration = Exploration()
         self.num_tried = 0.0  # steps in which it was chosen among several drafters, fading
@@ -64,7 +63,7 @@ class Knowledge:
 
     def readiness_of(self, rows: Mapping[int, RowState]) -> Readiness:
         """Whether requests like ``rows`` are kept ready."""
-        return self.readiness[self.kind(rows)]
+        return self.readiness.setdefault(self.kind(rows), Readiness(len(rows)))
 
     def calibration(self, rows: Mapping[int, RowState]) -> Calibration:
         """How much of what is expected of drafts comes true in steps of such ``rows``.

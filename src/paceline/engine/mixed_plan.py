@@ -60,6 +60,10 @@ class MixedPlan(Plan):
         ready = {"reread": reread, "unread": unread, "waiting": waiting}
         return self.others.drafts_for(rows, self._by_others(requests), **ready)
 
+    def give_up(self) -> Collection[int]:
+        """Those of the other drafter, if it is one."""
+        return self.others.give_up()
+
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """What the other drafter took."""
         self.others.observe_prefill(num_tokens, seconds)

@@ -9,16 +9,18 @@ requests together turned out to take: they are kept ready until they have lost m
 every plain step, and where there is no hope, now and then one is, to notice a change.
 """
 
-from math import inf
+from math import inf, sqrt
 from typing import final
 
 LEAST_SHARE = 0.85  # of a plain step that is kept ready: what one that is not costs, until it is measured, and at least
 FOLLOW = 0.1  # rate at which that is followed
 WORTH = 1.03  # over plain decoding: what drafting must promise
+TRIAL = 0.92  # the same for several rows, whose texts together differ less than estimates do, to be tried
 FIRST_WAIT, LONGEST_WAIT = 512, 8192  # steps of plain requests until one is kept ready, doubled with each
 READING = 0.04  # plain steps that the target takes to read a token again
 # Plain steps that ready requests may lose where drafting promises to pay, and where there is but hope that it does.
-ALLOWED, ALLOWED_HOPE = 64.0, 16.0
+# Batches of many rows, of which texts are mixed, differ less than requests do, so one tells more about the next.
+ALLOWED, ALLOWED_TRIAL, ALLOWED_HOPE = 64.0, 32.0, 16.0
 LOOKING = 0.015  # share of plain steps that such looks may take the time of
 FORGIVEN = 0.005  # share of the plain steps since then by which a loss is forgiven
 WINDOW = 1024.0  # plain steps that ready requests took the place of, and that are remembered
@@ -26,9 +28,11 @@ WINDOW = 1024.0  # plain steps that ready requests took the place of, and that a
 
 @final
 class Readiness:
-    """What is known of this for one kind of batch."""
+    """What is known of this for one kind of batch, of about ``num_rows``."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_rows: int = 1) -> None:
+        self._allowed_hope = ALLOWED_HOPE / sqrt(num_rows)
+        self._allowed_trial = ALLOWED_TRIAL if num_rows > 1 else -inf
         self._share: float | None = None
         self._waited, self._wait = 0, FIRST_WAIT
         self._replaced = self._taken = 0.0  # plain steps, by ready requests
@@ -43,6 +47,11 @@ class Readiness:
         """Steps of plain requests that ready ones took longer; negative where they were faster."""
         return self._taken / self._known_share - self._replaced
 
+    @property
+    def tries(self) -> bool:
+        """Whether ready requests have lost less than they may where there is hope."""
+        return self.lost < self._allowed_trial
+
     def pays(self, speedup: float) -> bool:
         """Whether drafting promises more than plain requests, ``speedup`` being over plain steps of ready ones."""
         return speedup * self._known_share >= WORTH
@@ -51,7 +60,9 @@ class Readiness:
         """Whether the next requests are kept ready: it pays, or may be ``hopeful`` to, and not too much was lost by it;
         or it is time to look again. For that, prompts are read for ``reading`` plain steps, which ``speedup`` includes.
         """
-        allowed = ALLOWED if self.pays(speedup) else ALLOWED_HOPE - reading if hopeful else -inf
+        tries = speedup * self._known_share >= TRIAL
+        hope = max(self._allowed_hope, self._allowed_trial if tries else -inf) - reading
+        allowed = ALLOWED if self.pays(speedup) else hope if hopeful else -inf
         if self.lost < allowed:
             self._waited, self._wait = 0, FIRST_WAIT
         elif self._waited < max(self._wait, self._looked / LOOKING):

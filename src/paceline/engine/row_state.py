@@ -12,7 +12,7 @@ from paceline.core.tree import NoDraft
 from paceline.engine.acceptance import Counts, Pool, offers, survival
 
 FIRST_WAIT = 8  # steps until the second probe
-TELLING = 16  # first drafted steps of a request that say what the next ones will be like
+TELLING = 16  # drafted steps of a request that count in full for the next ones; later ones count less and less
 KEEP = 0.94  # weight of a request's former drafted steps, with each
 KEEP_PLAIN = 0.99  # the same with each of its plain ones
 LONGEST_MEMORY = 1000  # plain steps after which nothing more is forgotten
@@ -94,8 +94,11 @@ class RowState:
                 keep *= 1 - FORGET * self._difference()
             self.counts.add(num_accepted=accepted, depth=submitted, keep=keep, left_out=left_out)
             self.learned += 1
-            if timed and self.learned <= TELLING:  # or requests that draft for long would speak for all
-                pool.counts.add(num_accepted=accepted, depth=submitted, keep=pool.KEEP, left_out=left_out)
+            if timed:  # requests that draft for long would else speak for all
+                weight = min(1.0, TELLING / self.learned)
+                pool.counts.add(
+                    num_accepted=accepted, depth=submitted, keep=pool.KEEP**weight, left_out=left_out, share=weight
+                )
         return submitted
 
     def _compare(self, accepted: bool) -> None:
