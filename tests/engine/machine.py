@@ -1,6 +1,7 @@
 """An imagined machine that a plan's steps run on: what they take, and what is accepted, without a model."""
 
 import random
+from bisect import bisect_right
 from dataclasses import replace
 
 from paceline.core.step import Finish, PhaseSeconds, StepResult
@@ -149,3 +150,8 @@ class Machine:
     def speedup(self):
         """Over plain decoding without noise, which is what the plan may not fall below."""
         return self.plain_seconds / self.seconds
+
+
+def reads(costs, cost):
+    """The most missed tokens that a drafter reads at this cost."""
+    return bisect_right(range(100_000), cost, key=costs.catching_up) - 1

@@ -19,7 +19,7 @@ from paceline.engine.exploration import FIRST_AGAIN, LESSONS, plain_is_due
 from paceline.engine.goodput import Goodput
 from paceline.engine.knowledge import MAX_DRAFT_TOKENS, Knowledge
 from paceline.engine.row_state import TELLING, RowState
-from tests.engine.machine import PLAIN, Machine
+from tests.engine.machine import PLAIN, Machine, reads
 from tests.harness import request
 
 # What a node adds to a forward, a drafted token takes, and a missed one, in plain steps.
@@ -148,7 +148,7 @@ def test_drafts_that_were_slow_at_first_are_taken_again():
 
 
 def test_lessons_that_lose_much_are_given_again_later():
-    served = serve(controller(), lambda *_: 0.3, num_tokens=1200, requests=1, growth=0.1, draft=0.4)
+    served = serve(controller(), lambda *_: 0.3, num_tokens=1200, requests=1, growth=0.1, draft=0.45)
     again = [token for token, depth in enumerate(served.depths[0]) if depth == LESSONS[2] and token > 64]
     assert again and again[0] > 1.5 * FIRST_AGAIN
 
@@ -309,6 +309,19 @@ def test_a_prompt_is_read_at_once_only_where_the_request_is_long_enough_to_earn_
     assert not at_once(20_000, 8)
 
 
+def test_short_readings_do_not_make_long_ones_seem_dear():
+    """Most of what they take is that the drafter is cold: with few tokens that was measured, with many it was not."""
+    costs = StepCosts(growth=0.05)
+    costs.observe(StepWork(1, 1), PhaseSeconds(score=0.01))
+    for number in range(24):
+        missed = (4, 8, 16)[number % 3]
+        costs.observe(
+            StepWork(1, 2, 1, 1), PhaseSeconds(draft=0.01 * (0.15 + 0.5 + 0.01 * missed), score=0.0105), missed=missed
+        )
+    costs.refresh()
+    assert costs.catching_up(8) == pytest.approx(0.58, rel=0.25) and 1.0 < costs.catching_up(150) < 4.0
+
+
 def test_what_a_draft_model_reads_must_be_won_back_twice():
     known, length = Knowledge(), 64
     serve(controller(knowledge=known), lambda *_: 0.9, **MACHINES["cheap"])
@@ -317,7 +330,7 @@ def test_what_a_draft_model_reads_must_be_won_back_twice():
     speedup = goodput.best({0: state}).speedup
     won = (speedup - 1) * length / speedup * known.costs.plain(1)
     for share, drafts in ((0.45, True), (0.55, False)):
-        state.missed = int(share * won / known.costs.catch_up)
+        state.missed = reads(known.costs, share * won)
         assert bool(goodput.best({0: state}).depths) == drafts
 
 

@@ -142,8 +142,10 @@ class Controller(Plan):
         """New requests: nothing is known of them but what the others were like."""
         self._learn()
         self.knowledge.refresh()
-        if self._postpones:
+        if self._postpones and len(self.rows.keys() | set(rows)) + waiting > 1:  # to which a single row costs nothing
             self.drafts_for(rows, requests, waiting=waiting)
+        elif self._postpones:
+            self._plain.difference_update(rows)
         self._goodput.refills.begin(len(rows), waiting=waiting if self._timed else 0)
         for row, request in zip(rows, requests, strict=True):
             state = self.rows[row] = self._new_row(row, request)

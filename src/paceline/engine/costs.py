@@ -15,7 +15,9 @@ from paceline.engine.curve import DISTURBED, WARM, Curve, quartile, surprise
 FAST = 0.1  # rate at which the level follows what is measured
 FIRST, COLD = 8, 2.0  # a step that is so many times faster than the first ones sets the level: those met cold caches
 MOST_PLANNING = 1e-4  # seconds by which one disturbed measurement of it counts
-CATCH_UP = 0.002  # of a token that the drafter has missed, until it is measured
+# What a drafter takes to read tokens that it has missed, and for each of them, until it is measured. The first is of
+# weights and caches that are cold by then.
+FIRST_MISSED, CATCH_UP = 0.05, 0.002
 ROW = 0.5  # nodes that a row counts like, beyond its own, until it is measured
 REFRESH, REFRESH_SLOWER = 64, 4  # steps between two refreshes; one more after every so many, at first
 MOST_NODES = 32  # of a row, that may be the best number
@@ -68,8 +70,7 @@ class StepCosts:
         # Of the depth, and of the tokens that other rows draft meanwhile.
         self.draft = Curve((0.05, 0.1, 0.1 * growth))
         self.read = Curve((0.1, READ_UNIT * CATCH_UP, 0.0))  # of the prompts of requests that begin together
-        self.catch_up = CATCH_UP  # per token that the drafter has missed
-        self._caught_up = 0  # times it was measured
+        self.missed = Curve((FIRST_MISSED, CATCH_UP, 0.0))  # of the tokens that the drafter has missed
         self.planning = 0.0  # seconds that the controller takes for a drafted step
         # By about how many rows: what plain steps took over what is expected of them, and how often that was measured.
         self._plain: dict[int, tuple[float, int]] = {}
@@ -107,6 +108,10 @@ class StepCosts:
     def reading(self, num_tokens: int) -> float:
         """The cost of a draft head's reading of so many tokens of prompts."""
         return self.read(ceil(num_tokens / READ_UNIT)) if num_tokens else 0.0
+
+    def catching_up(self, missed: int) -> float:
+        """The cost of a drafter's reading of so many tokens that it has missed, before it drafts."""
+        return self.missed(missed) if missed else 0.0
 
     def verifying(self, rows: int, nodes: float) -> float:
         """The cost of a step without the drafting."""
@@ -148,9 +153,8 @@ class StepCosts:
         Such a step's forward meets cold caches, so it counts if it was faster than expected, or little else is known.
         """
         self.num_observed += 1
-        catching_up = self.catch_up * missed
         if self.num_observed == 1:
-            self.level = seconds.total / (self(work) + catching_up)
+            self.level = seconds.total / (self(work) + self.catching_up(missed))
         # The level follows what its curve follows, in the same way: else one would rise for good while the other falls.
         others = work.rows - 1
         known = self.score.measured(work.nodes, others) >= WARM
@@ -167,12 +171,10 @@ class StepCosts:
         if not work.depth:
             rest += seconds.draft
         elif missed <= FEW_MISSED * work.drafted:
-            self.draft.observe(work.depth, max(0.0, seconds.draft / level - catching_up), work.drafted - work.depth)
+            own = max(0.0, seconds.draft / level - missed * self.missed.line[1])
+            self.draft.observe(work.depth, own, work.drafted - work.depth)
         else:
-            over = max(0.0, seconds.draft / level - self.draft(work.depth, work.drafted - work.depth))
-            self._caught_up += 1
-            rate = max(FAST, 1 / self._caught_up)
-            self.catch_up += rate * (min(over / missed, DISTURBED * self.catch_up + CATCH_UP) - self.catch_up)
+            self.missed.observe(missed, seconds.draft / level - self.draft(work.depth, work.drafted - work.depth))
         if not cold or error < 1:
             self.rest.observe(work.nodes, rest / level, others)
         if self.num_observed >= self._refresh_at:
@@ -242,8 +244,6 @@ class StepCosts:
         return {
             "level": self.level,
             "growth": self.growth,
-            "catch_up": self.catch_up,
-            "times_caught_up": self._caught_up,
             **{name: curve.as_record() for name, curve in self._curves().items()},
         }
 
@@ -251,13 +251,13 @@ class StepCosts:
     def from_record(cls, record: Mapping[str, Any]) -> "StepCosts":
         """The costs that ``as_record`` gave. Raises KeyError, TypeError or ValueError for anything else."""
         costs = cls(growth=float(record["growth"]))
-        costs.level, costs.catch_up = float(record["level"]), float(record["catch_up"])
-        costs._caught_up = int(record["times_caught_up"])  # the level is that of today's first steps
-        if not (0 < costs.level < inf and all(0 <= factor < inf for factor in (costs.catch_up, costs.growth))):
+        costs.level = float(record["level"])  # followed by that of today's first steps
+        if not (0 < costs.level < inf and 0 <= costs.growth < inf):
             raise ValueError("costs that cannot be")
         for name, curve in costs._curves().items():
             curve.load(record[name])
         return costs
 
     def _curves(self) -> dict[str, Curve]:
-        return {"score": self.score, "rest": self.rest, "draft": self.draft, "read": self.read}
+        curves = {"score": self.score, "rest": self.rest, "draft": self.draft}
+        return {**curves, "read": self.read, "missed": self.missed}

@@ -76,7 +76,7 @@ class Goodput:
         if missed:  # which the drafter must read first
             speedup, costs = choice.speedup, self.knowledge.costs
             lasts = min(HORIZON, max(rows[row].left for row in choice.depths)) * costs.plain(len(rows))
-            reading, won = costs.catch_up * missed, (1 - 1 / speedup) * lasts
+            reading, won = costs.catching_up(missed), (1 - 1 / speedup) * lasts
             if won < (reading - (1 - TRIAL) * lasts if self._tries(rows) else EARNED * reading):
                 return self._plain(rows)
         return choice
@@ -87,7 +87,7 @@ class Goodput:
         return (SWITCH if len(rows) == 1 else several) / self.knowledge.calibration(rows).factor
 
     def _tries(self, rows: Mapping[int, RowState]) -> bool:
-        """Whether drafting that is expected to pay nearly may be tried."""
+        """Whether drafting that is expected to pay nearly may be tried, to find out."""
         return self.knowledge.readiness_of(rows).tries
 
     def _plain(self, rows: Mapping[int, RowState]) -> Choice:
@@ -170,7 +170,7 @@ class Goodput:
         """
         costs, running = self.knowledge.costs, len(rows)
         missed = sum(rows[row].missed for row in choice.depths if row in rows)
-        reading = costs.catch_up * missed / (HORIZON * costs.plain(running)) if missed else 0.0
+        reading = costs.catching_up(missed) / (HORIZON * costs.plain(running))
         return max(1.0, choice.speedup - reading) if choice.depths else 1.0
 
     def keeps_ready(
@@ -199,7 +199,7 @@ class Goodput:
         choice, steps = self.best(together), max(state.left for state in new.values())
         speedup = choice.speedup if choice.depths.keys() & new.keys() else 0.0
         speedup /= 1.0 + speedup * reading * len(together) / (len(new) * steps)
-        late = self.knowledge.costs.catch_up * sum(state.missed for state in new.values())
+        late = self.knowledge.costs.catching_up(sum(state.missed for state in new.values()))
         late /= self.knowledge.costs.plain(len(together))
         hopeful = late <= (1 - TRIAL) * steps and self.hopes(together)
         kept = readiness.keeps(speedup, hopeful=hopeful, reading=reading + late)
@@ -262,5 +262,5 @@ class Goodput:
         nodes = num_rows + sum(self.num_nodes[state.burst] for state in probing)
         depths = [state.burst for state in probing]
         costs = self.knowledge.costs
-        reading = costs.catch_up * sum(state.missed for state in probing)
+        reading = costs.catching_up(sum(state.missed for state in probing))
         return costs.of(num_rows, nodes, max(depths), sum(depths)) - costs.plain(num_rows) + reading

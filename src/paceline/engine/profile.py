@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 from paceline.core.files import cache_folder, write_whole
 from paceline.engine.knowledge import Knowledge
 
-VERSION = 2
+VERSION = 3
 KIND = "paceline profile"
 Conditions: TypeAlias = Mapping[str, str]  # what was measured, by what it is: machine, model and so on
 

@@ -14,12 +14,12 @@ from typing import final
 
 LEAST_SHARE = 0.85  # of a plain step that is kept ready: what one that is not costs, until it is measured, and at least
 FOLLOW = 0.1  # rate at which that is followed
-WORTH = 1.03  # over plain decoding: what drafting must promise
-TRIAL = 0.92  # the same for several rows, whose texts together differ less than estimates do, to be tried
+WORTH = 1.03  # over plain decoding: what drafting must promise to pay
+TRIAL = 0.92  # the same for a batch to be tried: what is expected of it is as far off as that
 FIRST_WAIT, LONGEST_WAIT = 512, 8192  # steps of plain requests until one is kept ready, doubled with each
 READING = 0.04  # plain steps that the target takes to read a token again
-# Plain steps that ready requests may lose where drafting promises to pay, and where there is but hope that it does.
-# Batches of many rows, of which texts are mixed, differ less than requests do, so one tells more about the next.
+# Plain steps that ready requests may lose where drafting promises to pay, where a batch is tried, and where one
+# hopes; that is over the root of the number of rows: many texts together differ less, a batch tells more of the next.
 ALLOWED, ALLOWED_TRIAL, ALLOWED_HOPE = 64.0, 32.0, 16.0
 LOOKING = 0.015  # share of plain steps that such looks may take the time of
 FORGIVEN = 0.005  # share of the plain steps since then by which a loss is forgiven
@@ -49,7 +49,7 @@ class Readiness:
 
     @property
     def tries(self) -> bool:
-        """Whether ready requests have lost less than they may where there is hope."""
+        """Whether a batch for which drafting promises to pay nearly may be drafted for, to find out."""
         return self.lost < self._allowed_trial
 
     def pays(self, speedup: float) -> bool:
@@ -57,8 +57,9 @@ class Readiness:
         return speedup * self._known_share >= WORTH
 
     def keeps(self, speedup: float, *, hopeful: bool, reading: float) -> bool:
-        """Whether the next requests are kept ready: it pays, or may be ``hopeful`` to, and not too much was lost by it;
-        or it is time to look again. For that, prompts are read for ``reading`` plain steps, which ``speedup`` includes.
+        """Whether the next requests are kept ready: it pays, or nearly in a batch, or may be ``hopeful`` to, and not
+        too much was lost by it; or it is time to look again. For that, prompts are read for ``reading`` plain steps,
+        which ``speedup`` includes.
         """
         tries = speedup * self._known_share >= TRIAL
         hope = max(self._allowed_hope, self._allowed_trial if tries else -inf) - reading
