@@ -296,17 +296,18 @@ def test_a_long_request_counts_for_more_than_a_short_one_but_does_not_speak_for_
     assert learn(4 * TELLING, 1) > late + 0.2
 
 
-def test_a_prompt_is_read_at_once_only_where_the_request_is_long_enough_to_earn_that():
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_prompt_is_read_at_once_only_where_the_request_is_long_enough_to_earn_that(rows):
     known = Knowledge()
-    serve(controller(knowledge=known), lambda *_: 0.9, **MACHINES["cheap"])
+    serve(controller(rows, knowledge=known), lambda *_: 0.9, rows=rows, **MACHINES["cheap"])
 
     def at_once(prompt, max_tokens):
-        plan = controller(knowledge=known, postpones=True)
-        plan.admit([0], [request([1] * prompt, max_tokens=max_tokens)])
+        plan = controller(rows, knowledge=known, postpones=True)
+        plan.admit(range(rows), [request([1] * prompt, max_tokens=max_tokens)] * rows)
         return plan.drafts_at_once
 
     assert at_once(10, 200) and at_once(2000, 200) and at_once(10, 8)
-    assert not at_once(20_000, 8)
+    assert not at_once(20_000, 8) and not at_once(2000, 8)
 
 
 def test_short_readings_do_not_make_long_ones_seem_dear():

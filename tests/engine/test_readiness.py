@@ -143,10 +143,10 @@ def test_several_rows_may_lose_more_where_drafting_is_expected_to_pay_nearly():
 
 def test_drafting_that_is_expected_to_pay_nearly_is_tried_and_found_to_pay():
     """The first 24 tokens of every output are hard to draft, the others are easy; nothing else tells that."""
-    served = Machine(Controller(rows=8), rows=8, growth=0.045, draft=0.02, ready=0.02, lasts=True).serve(
-        lambda _, position: 0.35 if position < 24 else 0.75, num_tokens=96, requests=24
+    served = Machine(Controller(rows=8), rows=8, growth=0.055, draft=0.02, ready=0.02, lasts=True).serve(
+        lambda _, position: 0.3 if position < 24 else 0.75, num_tokens=96, requests=24
     )
-    assert served.speedup > 1.1 and sum(served.kept[-12:]) == 12
+    assert served.speedup > 1.07 and sum(served.kept[-12:]) == 12
 
 
 def test_what_is_tried_need_not_win_back_what_is_read():
@@ -181,7 +181,7 @@ def test_several_rows_are_given_up_where_they_are_not_drafted_for(rows):
 
 @pytest.mark.parametrize("rows", [1, 8])
 def test_a_draft_model_is_not_asked_for_batches_that_begin_plain(rows):
-    """It reads their prompts with the first draft, which probes would pay for in every batch. A single one may probe."""
+    """It reads their prompts with the first draft, which probes would pay for in every batch. One alone may probe."""
     known = Knowledge()
 
     def asked(accepts, requests):
