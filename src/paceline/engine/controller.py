@@ -250,6 +250,9 @@ class Controller(Plan):
         if self._goodput.refills.step():
             self._stale, self._plan = True, PLAIN_PLAN
             return
+        if self._plain.issuperset(rows):  # there is nothing to decide
+            self._plan, self._look = PLAIN_PLAN, REFRESH
+            return
         groups = [rows] if self._timed else [{row: state} for row, state in rows.items()]
         if self._learner.steps >= self._evaluate_at or not self._timed:
             self._evaluate(groups)
@@ -259,8 +262,6 @@ class Controller(Plan):
         self._hopeless = self._readies and settled and len(rows) > 1 and not explored and not deepest
         if self._timed and deepest:
             self._look = 1 if explored else max(1, self._evaluate_at - self._learner.steps)
-        elif self._plain.issuperset(rows):
-            self._look = REFRESH
         elif self._timed and not explored and self.knowledge.costs.times_plain(len(rows)) >= REFRESH:
             self._look = max(PLAIN_RUN, min(REFRESH, *(state.wait for state in rows.values())))
 
@@ -268,7 +269,7 @@ class Controller(Plan):
         """The depths of all rows, and which of them are not those that seem best."""
         rows, choice, exploration = self.rows, self._choice, self.knowledge.exploration
         everything = tuple(rows)
-        lesson = self._goodput.lesson(rows) if self._timed and not self._plain.issuperset(rows) else 0
+        lesson = self._goodput.lesson(rows) if self._timed else 0
         if lesson:
             exploration.take_lesson(self.knowledge.kind(rows))
             return {row: min(lesson, state.most) for row, state in rows.items()}, everything
