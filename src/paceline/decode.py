@@ -79,7 +79,7 @@ class Decoder:
             lm=target, rows=rows, capacity=capacity, constraints=self.constraints, guidance=self.guidance
         )
         self.stats = Stats(rows, depth, target.device, ops)
-        self.plain_rows: set[int] = set()  # of whose newest requests the drafter has read nothing
+        self.plain_rows: set[int] = set()  # of whose newest requests the drafter reads nothing, or nothing more
         self._taps_read = True  # in steps: not while all rows are plain
         drafter.start(
             DrafterContext(

@@ -94,7 +94,7 @@ def test_a_probe_that_has_become_dear_is_saved_for():
 def test_the_first_drafts_of_every_kind_of_batch_are_lessons():
     """Of drafts that do not pay, but might, for every row: what was measured for one kind says little of another."""
     known = Knowledge()
-    serve(controller(knowledge=known), lambda *_: 0.3, num_tokens=512, requests=2, growth=0.01, draft=0.45)
+    serve(controller(knowledge=known), lambda *_: 0.3, num_tokens=200, requests=1, growth=0.01, draft=0.45)
     plan = controller(4, knowledge=known)
 
     def planned(number, **options):
@@ -307,7 +307,7 @@ def test_a_prompt_is_read_at_once_only_where_the_request_is_long_enough_to_earn_
         return plan.drafts_at_once
 
     assert at_once(10, 200) and at_once(2000, 200) and at_once(10, 8)
-    assert not at_once(20_000, 8) and not at_once(2000, 8)
+    assert not at_once(20_000, 8) and not at_once(4000, 8)
 
 
 def test_short_readings_do_not_make_long_ones_seem_dear():

@@ -292,7 +292,7 @@ def test_lessons_are_given_again_once_what_they_lost_is_but_a_share_of_the_time(
     lessons = Exploration()
     for _ in LESSONS:
         lessons.take_lesson("kind")
-        lessons.note_drafted("kind", 2.0)
+        lessons.note_explored("kind", 2.0)
     wait = int(2 * len(LESSONS) / REPEATED)
     assert wait > FIRST_AGAIN
     lessons.note_plain("kind", wait - 1)

@@ -12,7 +12,6 @@ budget, which bounds what a useless drafter costs.
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from sys import maxsize
 from time import perf_counter
 from typing import final
 
@@ -106,6 +105,11 @@ class Controller(Plan):
         """
         self._learn()
         self.knowledge.refresh()
+        return self._keep_ready(rows, requests, reread=reread, unread=unread, waiting=waiting)
+
+    def _keep_ready(
+        self, rows: Sequence[int], requests: Sequence[Request], *, reread: int, unread: int, waiting: int
+    ) -> bool:
         self._plain.difference_update(rows)
         new = {row: self._new_row(row, request) for row, request in zip(rows, requests, strict=True)}
         drafts = any(state.most for state in new.values())
@@ -128,9 +132,9 @@ class Controller(Plan):
         if not self._hopeless:
             return ()
         self._hopeless = False
-        for row, state in self.rows.items():
-            state.most, state.wait = 0, maxsize
-            self._plain.add(row)
+        for state in self.rows.values():
+            state.give_up()
+        self._plain.update(self.rows)
         return tuple(self.rows)
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
@@ -142,10 +146,10 @@ class Controller(Plan):
         """New requests: nothing is known of them but what the others were like."""
         self._learn()
         self.knowledge.refresh()
-        if self._postpones and len(self.rows.keys() | set(rows)) + waiting > 1:  # to which a single row costs nothing
-            self.drafts_for(rows, requests, waiting=waiting)
-        elif self._postpones:
+        if self._postpones:
             self._plain.difference_update(rows)
+            if len(self.rows.keys() | set(rows)) + waiting > 1:  # one row that is ready costs a draft model nothing
+                self._keep_ready(rows, requests, reread=0, unread=0, waiting=waiting)
         self._goodput.refills.begin(len(rows), waiting=waiting if self._timed else 0)
         for row, request in zip(rows, requests, strict=True):
             state = self.rows[row] = self._new_row(row, request)
@@ -221,7 +225,7 @@ class Controller(Plan):
         drafted = [result for result in results if result.plan.num_draft_tokens]
         if plain := [result for result in results if not result.plan.num_draft_tokens]:
             count = len(plain)
-            options = {"ready": not self._plain.issuperset(self.rows), "timed": self._timed and count >= self._look}
+            options = {"ready": not self._plain.issuperset(self.rows), "measured": self._timed and count >= self._look}
             self._learner.learn_plain(plain, self.rows, self._choice, **options)
             self._evaluate_at += count - count // (PLAIN_RUN if self._choice and self._choice.depths else IDLE_RUN)
         for result in drafted:

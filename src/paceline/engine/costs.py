@@ -70,7 +70,7 @@ class StepCosts:
         # Of the depth, and of the tokens that other rows draft meanwhile.
         self.draft = Curve((0.05, 0.1, 0.1 * growth))
         self.read = Curve((0.1, READ_UNIT * CATCH_UP, 0.0))  # of the prompts of requests that begin together
-        self.missed = Curve((FIRST_MISSED, CATCH_UP, 0.0))  # of the tokens that the drafter has missed
+        self.missed = Curve((FIRST_MISSED, READ_UNIT * CATCH_UP, 0.0))  # of the tokens that the drafter has missed
         self.planning = 0.0  # seconds that the controller takes for a drafted step
         # By about how many rows: what plain steps took over what is expected of them, and how often that was measured.
         self._plain: dict[int, tuple[float, int]] = {}
@@ -111,7 +111,7 @@ class StepCosts:
 
     def catching_up(self, missed: int) -> float:
         """The cost of a drafter's reading of so many tokens that it has missed, before it drafts."""
-        return self.missed(missed) if missed else 0.0
+        return self.missed(_units(missed)) if missed else 0.0
 
     def verifying(self, rows: int, nodes: float) -> float:
         """The cost of a step without the drafting."""
@@ -171,10 +171,13 @@ class StepCosts:
         if not work.depth:
             rest += seconds.draft
         elif missed <= FEW_MISSED * work.drafted:
-            own = max(0.0, seconds.draft / level - missed * self.missed.line[1])
+            # The drafter is warm where it missed few tokens, so that each of these costs no more than itself.
+            own = max(0.0, seconds.draft / level - self.missed.line[1] * missed / READ_UNIT)
             self.draft.observe(work.depth, own, work.drafted - work.depth)
         else:
-            self.missed.observe(missed, seconds.draft / level - self.draft(work.depth, work.drafted - work.depth))
+            self.missed.observe(
+                _units(missed), seconds.draft / level - self.draft(work.depth, work.drafted - work.depth)
+            )
         if not cold or error < 1:
             self.rest.observe(work.nodes, rest / level, others)
         if self.num_observed >= self._refresh_at:
@@ -261,3 +264,8 @@ class StepCosts:
     def _curves(self) -> dict[str, Curve]:
         curves = {"score": self.score, "rest": self.rest, "draft": self.draft}
         return {**curves, "read": self.read, "missed": self.missed}
+
+
+def _units(missed: int) -> float:
+    """What so many missed tokens count, of a curve whose counts begin at 1: that one is of a drafter that is cold."""
+    return 1 + missed / READ_UNIT

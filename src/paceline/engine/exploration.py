@@ -62,7 +62,7 @@ class Exploration:
         """Rows of this kind could have drafted in so many steps, and did not."""
         self._num_plain[kind] += num_steps
 
-    def note_drafted(self, kind: Hashable, lost: float) -> None:
+    def note_explored(self, kind: Hashable, lost: float) -> None:
         """A draft to learn from took so many plain steps more than it gained."""
         self._lost[kind] += lost
 

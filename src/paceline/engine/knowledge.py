@@ -63,7 +63,10 @@ class Knowledge:
 
     def readiness_of(self, rows: Mapping[int, RowState]) -> Readiness:
         """Whether requests like ``rows`` are kept ready."""
-        return self.readiness.setdefault(self.kind(rows), Readiness(len(rows)))
+        kind = self.kind(rows)
+        if kind not in self.readiness:
+            self.readiness[kind] = Readiness(1 << kind[0] - 1)
+        return self.readiness[kind]
 
     def calibration(self, rows: Mapping[int, RowState]) -> Calibration:
         """How much of what is expected of drafts comes true in steps of such ``rows``.

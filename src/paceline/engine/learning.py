@@ -54,7 +54,7 @@ class StepLearner:
             likely = min(cost, DISTURBED * costs(work) / plain)
             knowledge.readiness_of(rows).observe_ready(per_row, likely)
             if plan.explored:
-                knowledge.exploration.note_drafted(kind, likely - per_row)
+                knowledge.exploration.note_explored(kind, likely - per_row)
             elif choice is not None:
                 choice.observe(rows=work.rows, tokens=per_row, cost=cost)
 
@@ -65,10 +65,10 @@ class StepLearner:
         choice: Choice | None,
         *,
         ready: bool,
-        timed: bool,
+        measured: bool,
     ) -> None:
-        """Learn from a run of plain steps of ``rows``, ``ready`` for drafts or not. They are only counted; if ``timed``
-        the last one tells the cost.
+        """Learn from a run of plain steps of ``rows``, ``ready`` for drafts or not. They are only counted; the last one
+        tells the cost if that is ``measured``.
         """
         count, running, last = len(results), len(rows), results[-1].seconds
         seconds = sum(result.seconds.total for result in results)
@@ -78,11 +78,11 @@ class StepLearner:
             state.left -= count
         costs, readiness = self._knowledge.costs, self._knowledge.readiness_of(rows)
         if not ready and costs.level > 0:
-            readiness.observe_plain(count, costs.share_unread(running, last) if timed else None)
+            readiness.observe_plain(count, costs.share_unread(running, last) if measured else None)
         else:
             readiness.observe_ready(count, count)
             self._knowledge.exploration.note_plain(self._knowledge.kind(rows), count)
-            if timed:
+            if measured:
                 costs.observe_plain(running, last)
         if choice is not None:
             choice.calibration.fade(running * count)

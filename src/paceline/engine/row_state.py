@@ -50,9 +50,14 @@ class RowState:
     def of(cls, request: Request, *, pool: Pool, max_depth: int, plain: bool) -> "RowState":
         """A new request; ``plain``: it has no drafts to its end."""
         most = max_depth if request.num_draft_tokens is None else min(max_depth, request.num_draft_tokens)
-        most, wait = (0, maxsize) if plain else (most, 1)
-        left, lasts = request.max_tokens, request.lasts
-        return cls(counts=Counts(max_depth), pool=pool, most=most, left=left, lasts=lasts, wait=wait)
+        state = cls(counts=Counts(max_depth), pool=pool, most=most, left=request.max_tokens, lasts=request.lasts)
+        if plain:
+            state.give_up()
+        return state
+
+    def give_up(self) -> None:
+        """It has no draft from now on, to its end."""
+        self.most, self.wait = 0, maxsize
 
     @property
     def room(self) -> int:
