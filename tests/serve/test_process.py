@@ -1,5 +1,6 @@
 """The process of a server: ends by signals without cutting off what runs, and bounds what connections may take."""
 
+import itertools
 import json
 import signal
 import subprocess
@@ -36,6 +37,16 @@ def begin(url, **more):
     return reader, found
 
 
+def before_each_step(engine, do):
+    advance = engine.engine.advance
+
+    def step():
+        do()
+        advance()
+
+    engine.engine.advance = step
+
+
 def text_and_end(found):
     choices = [json.loads(line)["choices"][0] for line in found[:-1]]
     assert found[-1] == "[DONE]"
@@ -46,8 +57,9 @@ def test_the_first_signal_lets_requests_end_and_answers_503_to_new_ones():
     with listening(drain_seconds=60.0) as server:
         whole = {**LONG, "stream": False}
         expected = httpx.post(f"{server.url}/v1/completions", json=whole, timeout=60).json()["choices"][0]["text"]
+        steps, go_on = itertools.count(), threading.Event()  # so that nothing ends before the server is asked below
+        before_each_step(server.process.engine, lambda: next(steps) < 8 or go_on.wait(60))
         reader, found = begin(server.url)
-        longer, _ = begin(server.url, n=12)  # so that the server is not at its end when it is asked below
         server.process.handle_exit(signal.SIGTERM, None)
         while not server.process.engine.draining:
             time.sleep(0.01)
@@ -56,17 +68,18 @@ def test_the_first_signal_lets_requests_end_and_answers_503_to_new_ones():
         assert refused.json()["error"]["type"] == "internal_server_error"
         health = httpx.get(f"{server.url}/health")
         assert health.status_code == 503 and "ending" in health.json()["error"]["message"]
-        for one in (reader, longer):
-            one.join(60)
+        go_on.set()
+        reader.join(60)
         assert text_and_end(found) == (expected, "length")
         server.thread.join(30)
         assert server.process.complete and not process_module.interrupted(server.process)
-        assert "waiting for 2 requests, 60 s at most" in server.said[0]
+        assert "waiting for open requests (1), 60 s at most" in server.said[0]
 
 
 @pytest.mark.parametrize("by", ["second signal", "limit"])
 def test_the_second_signal_and_the_limit_cancel_what_runs(by):
     with listening(drain_seconds=0.2 if by == "limit" else 60.0) as server:
+        before_each_step(server.process.engine, lambda: time.sleep(0.01))  # all tokens would take 3 s
         reader, found = begin(server.url, n=12)
         server.process.handle_exit(signal.SIGINT, None)
         if by == "second signal":

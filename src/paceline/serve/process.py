@@ -100,7 +100,9 @@ class Process(uvicorn.Server):
             self.say("the engine has ended; so does the server")
         elif self.engine.num_open:
             how = "the next signal cancels them"
-            self.say(f"ending: waiting for {self.engine.num_open} requests, {self.drain_seconds:g} s at most; {how}")
+            self.say(
+                f"ending: waiting for open requests ({self.engine.num_open}), {self.drain_seconds:g} s at most; {how}"
+            )
         if not await self.engine.drain(self.drain_seconds):
             self.complete = False
         await self.engine.close()  # cancels what is left
