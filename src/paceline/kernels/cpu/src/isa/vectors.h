@@ -251,10 +251,10 @@ inline auto sum(V a) {
     return out[0];
 }
 
-// exp(x) to about one unit in the last place; 0 below -87.
+// exp(x) to about one unit in the last place; 0 below -87.3, infinite above 88.4.
 inline Floats exponential(Floats x) {
     Floats bounded = x < -87.3f ? splat<Floats>(-87.3f) : x;
-    bounded = bounded > 88.0f ? splat<Floats>(88.0f) : bounded;
+    bounded = bounded > 88.7f ? splat<Floats>(88.7f) : bounded;
     const Floats half = bounded < 0.0f ? splat<Floats>(-0.5f) : splat<Floats>(0.5f);
     Ints n = __builtin_convertvector(multiply_add(bounded, 1.44269504f, half), Ints);
     Floats f = __builtin_convertvector(n, Floats);
@@ -269,14 +269,14 @@ inline Floats exponential(Floats x) {
     Floats scaled = p * (Floats)((n + 127) << 23);
     return x < -87.3f ? Floats{} : scaled;
 }
-// 2^x with an error of 3e-6 of it, far below the rounding of results in 16 bits. Without AVX-512, x is bounded so that the
-// result is a normal number.
+// 2^x with an error of 3e-6 of it, far below the rounding of results in 16 bits. Without AVX-512 it is no less than 2^-126,
+// and infinite above 127.5.
 inline Floats power_of_two(Floats x) {
 #if defined(__AVX512F__)
     const Floats whole = (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
     x = x < -126.0f ? splat<Floats>(-126.0f) : x;
-    x = x > 127.0f ? splat<Floats>(127.0f) : x;
+    x = x > 128.0f ? splat<Floats>(128.0f) : x;
     const Floats shifted = x + 12582912.0f;  // 1.5 * 2^23: the last bits are the whole number
     const Floats whole = shifted - 12582912.0f;
 #endif
