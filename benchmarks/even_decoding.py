@@ -15,6 +15,7 @@ from benchmarks.study import Timing
 from paceline.api import Engine, Result, SamplingParams, Stream
 from paceline.api.prompts import Prompt
 from paceline.bench.statistics import Estimate, is_void, pooled_ratio
+from paceline.bench.timing import heap_set_aside
 from paceline.core.stats import Summary
 
 TURN = 8  # tokens of a row
@@ -101,6 +102,7 @@ class Sides:
         return is_void([pooled_ratio(flat(seconds[PLAIN]), flat(seconds[CONTROL])).value])
 
 
+@heap_set_aside()
 def decode_sides(
     make: Mapping[str, Callable[[], Engine]],
     prompts: Sequence[Sequence[int]],

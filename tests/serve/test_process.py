@@ -17,6 +17,12 @@ from tests.api.checkpoints import pair
 from tests.serve.listening import answer, listening, sent
 from tests.serve.served import PROMPT
 
+COUNTING = """
+import atexit, gc, sys
+from paceline.cli import main
+atexit.register(lambda: print(gc.get_freeze_count(), file=sys.stderr))
+main()
+"""
 LONG = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
 
 
@@ -119,7 +125,7 @@ def test_the_command_serves_until_sigterm_and_its_key_covers_it(tmp_path):
     keys.write_text("first\nsecond\n")
     words = ["serve", pair().target, "--draft", pair().draft, "--port", 0, "--api-key-file", keys]
     words += ["--served-model-name", "tutor", "--max-num-seqs", 2, "--max-model-len", 512, "--log-level", "error"]
-    command = [sys.executable, "-m", "paceline", *map(str, words)]
+    command = [sys.executable, "-c", COUNTING, *map(str, words)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         try:
             assert running.stderr is not None
@@ -149,5 +155,7 @@ def test_the_command_serves_until_sigterm_and_its_key_covers_it(tmp_path):
                 reader.join(60)
             assert text_and_end(found)[1] == "length"
             assert running.wait(30) == 0
+            # What it loaded is left out of garbage collections, which would stop all requests.
+            assert int(running.stderr.read().split()[-1]) > 100_000
         finally:
             running.kill()

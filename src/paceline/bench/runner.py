@@ -17,6 +17,7 @@ from typing import TypeAlias
 import torch
 
 from paceline.bench.statistics import paired_ratios
+from paceline.bench.timing import heap_set_aside
 from paceline.core.stats import Summary
 from paceline.text.loops import is_looping
 
@@ -130,6 +131,7 @@ class Comparison:
         return next(measured for measured in self.measured if measured.name == name)
 
 
+@heap_set_aside()
 def compare(
     configurations: Sequence[Configuration],
     *,
