@@ -318,7 +318,7 @@ def test_the_search_waits_until_the_controller_has_paid_for_it():
     target = Noted(models.target()[1])
     engine = Engine(bare(target), drafter=drafter, batch_size=1, max_length=60)
     [result] = engine.generate([PROMPTS[3]], SamplingParams(max_tokens=40, temperature=0, ignore_eos=True))
-    assert sum(result.stats.drafted) > 8
+    assert sum(result.stats.drafted) >= 8  # the first four lessons
     assert target.read.count((1, 8)) == 0
 
 
