@@ -15,8 +15,8 @@ Clock = Callable[[], float]
 
 @contextmanager
 def heap_set_aside() -> Iterator[None]:
-    """Leave what is there, garbage included, out of garbage collections within: with torch and transformers imported, one
-    of all objects takes 0.1 to 0.2 s, and meets one side or another. Takes no time itself.
+    """Leave what is there, garbage included, out of garbage collections within: with torch and transformers imported,
+    one of all objects takes 0.1 to 0.2 s, and meets one side or another. Takes no time itself.
     """
     gc.freeze()
     try:
