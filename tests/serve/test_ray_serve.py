@@ -3,6 +3,7 @@
 Needs Ray: ``pip install -e '.[ray]'``.
 """
 
+import gc
 import json
 import time
 from functools import partial
@@ -98,3 +99,15 @@ def test_requests_that_begin_alike_have_one_key():
     assert key(messages=chat, seed=1) == key(messages=[*chat, {"role": "user", "content": "b"}])
     assert key(prompt="x" * BEGINNING + "a") == key(prompt="x" * BEGINNING + "b") != key(prompt="y")
     assert key(prompt=[[1, 2]]) != key(prompt=[[1, 3]]) and beginning(b"{") == beginning(b"[]")
+
+
+def test_what_a_replica_loads_is_left_out_of_garbage_collections():
+    pytest.importorskip("ray")
+    from paceline.serve.ray_serve import Replica
+
+    before = gc.get_freeze_count()
+    try:
+        Replica(partial(engine, batch_size=2), Settings(names=("tiny",)), {})
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()

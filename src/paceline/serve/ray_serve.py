@@ -7,6 +7,7 @@ that begin alike go to the same replica, which has read their beginning; ``/metr
 # pyright: reportFunctionMemberAccess=false, reportAttributeAccessIssue=false
 
 import asyncio
+import gc
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -75,6 +76,8 @@ class Replica:
         self._app = make_app(make(), settings, **options)
         self._living = self._app.router.lifespan_context(self._app)
         self._started: asyncio.Task[Any] | None = None
+        gc.collect()
+        gc.freeze()  # a collection that looked at all that is loaded would stop every request
 
     async def answer(self, scope: dict[str, Any], body: bytes) -> AsyncIterator[Any]:
         """Status and headers, and then the parts of the body. Closed, it leaves the request."""
