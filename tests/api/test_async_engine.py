@@ -6,6 +6,7 @@ import threading
 from functools import partial
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,9 +14,16 @@ from paceline.api import AsyncEngine, SamplingParams
 from paceline.api.async_streams import DeadlineError, DrainingError, EngineError, OverloadedError
 from paceline.api.fair_queue import FairQueue
 from paceline.engine.readers import AsyncReader, SyncReader
+from paceline.engine.runner import ops_for
 from tests.api.engines import LONG, engine, naive, read_by
 
 PROMPTS = [LONG[:length] for length in (3, 9, 1, 20, 5, 12)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernel():
+    """The CPU kernel, built before anything is waited for: that takes longer than a check may."""
+    return ops_for(torch.device("cpu"))
 
 
 def running(check):
