@@ -30,7 +30,7 @@ class TableLM(DecoderOnly):
             num_layers=1, rows=rows, capacity=capacity, num_kv_heads=1, head_dim=1, dtype=torch.float64, device="cpu"
         )
 
-    def __call__(self, tree, cache, *, start=0, taps=(), logits_for=LogitsFor.ALL, resume=None):
+    def __call__(self, tree, cache, *, start=0, taps=(), logits_for=LogitsFor.ALL, resume=None, last_states=None):
         length, tokens = cache.length[:, None], tree.tokens[:, start:]
         slots = (length + torch.arange(start, tree.num_nodes)).clamp(max=cache.capacity - 1)
         stored = tokens[..., None, None].double()

@@ -231,7 +231,8 @@ class Decoder:
         wanted = [request.prompt_logprobs for request in requests if request.prompt_logprobs is not None]
         scorer = PromptScorer(text, top=max(wanted)) if wanted else None
         chunk = chunk_size(len(rows), self.target.lm.vocab_size) if wanted else CHUNK
-        prompts = self.target.begin(admission, text, scorer, chunk, () if plain else self.drafter.taps)
+        taps, last = () if plain else self.drafter.taps, self.drafter.last_states
+        prompts = self.target.begin(admission, text, scorer, chunk, taps, last)
         self.stats.reset(admission.rows)
         return Reading(admission=admission, prompts=prompts, scorer=scorer)
 

@@ -36,7 +36,7 @@ class Script(DecoderOnly):
             num_layers=1, rows=rows, capacity=capacity, num_kv_heads=1, head_dim=1, dtype=torch.float64, device="cpu"
         )
 
-    def __call__(self, tree, cache, *, start=0, taps=(), logits_for=LogitsFor.ALL, resume=None):
+    def __call__(self, tree, cache, *, start=0, taps=(), logits_for=LogitsFor.ALL, resume=None, last_states=None):
         if logits_for is LogitsFor.NONE:
             return Output(None, {})
         following = self.tokens[cache.length[:, None] + tree.depth[:, start:] + 1]

@@ -58,6 +58,11 @@ class FeatureHead(DraftHead):
         self._taps = (num_layers,)
         self.decoder = decoder
 
+    @property
+    def reads_all_states(self) -> bool:
+        """Whether the feature depends on the target's states before its own."""
+        return False
+
     @abstractmethod
     def advance(self, states: Tensor, tokens: Tensor, depth: int) -> Tensor:
         """The states [N, W] of nodes at ``depth`` from those of their parents [N, W] and their ``tokens`` [N].

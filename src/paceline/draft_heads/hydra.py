@@ -78,6 +78,10 @@ class HydraHead(FeatureHead):
         self.prefix = DecoderLM(replace(decoder.config, num_layers=1)) if config.prefix else None
         self._fastest_prefix: LM | None = None
 
+    @property
+    def reads_all_states(self) -> bool:
+        return self.prefix is not None
+
     @classmethod
     def make(cls, config: DraftHeadConfig, target: DecoderLM, *, generator: torch.Generator) -> Self:
         assert isinstance(config, HydraConfig)

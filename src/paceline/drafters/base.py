@@ -52,6 +52,7 @@ class Drafter(ABC):
     """Proposes a tree per row and step. With a lossless verifier it affects speed, never the output distribution."""
 
     taps: tuple[int, ...] = ()  # the target's hidden states that it reads
+    last_states: int | None = None  # of a prompt, it reads the taps of so many tokens before the root; None: of all
     num_reread: int = 0  # the last tokens before a prompt's root whose taps it needs, even in a shared prefix
     num_reread_of_prefix: int = 0  # the last tokens of a shared prefix whose taps it needs
     origins: tuple[str, ...] = ("draft",)  # names of the numbers in Tree.origin

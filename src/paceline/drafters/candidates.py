@@ -33,6 +33,8 @@ class CandidateDrafters(Drafter):
             raise ValueError(f"{len(drafters)} candidate drafters: give at least 2, or the drafter itself")
         self.drafters = tuple(drafters)
         self.taps = tuple(sorted({tap for one in drafters for tap in one.taps}))
+        last_states = [one.last_states for one in drafters if one.taps]
+        self.last_states = None if None in last_states else max(filter(None, last_states), default=None)
         self.num_reread = max(one.num_reread for one in drafters)
         self.num_reread_of_prefix = max(one.num_reread_of_prefix for one in drafters)
         self.origins = tuple(origin for one in drafters for origin in one.origins)

@@ -44,6 +44,7 @@ class FeatureDrafter(GrowingDrafter):
         super().__init__(lm=head.decoder if lm is None else lm, shape=shape, draws=draws, vocab=head.vocab_map)
         self.head = head
         self.taps = head.taps
+        self.last_states = None if head.reads_all_states else 1
 
     @property
     def own_weights(self) -> nn.Module:

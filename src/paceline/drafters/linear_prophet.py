@@ -31,7 +31,7 @@ class LinearProphetDrafter(GrowingDrafter):
 
     inputs = frozenset({DraftInput.HIDDEN})
     origins = ("linear_prophet",)
-    num_reread = 1
+    num_reread = last_states = 1
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ class ProphetDrafter(GrowingDrafter):
         super().__init__(lm=lm or head.drafting_decoder, shape=shape, draws=draws, vocab=head.vocab_map)
         self.head = head
         self.taps = head.taps
-        self.num_reread = head.sizes.num_states
+        self.num_reread = self.last_states = head.sizes.num_states
 
     def check_target(self, context: DrafterContext) -> None:
         check_head_target(context, num_layers=self.head.taps[-1], vocab_size=self.head.decoder.vocab_size)

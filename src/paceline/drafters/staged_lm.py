@@ -49,9 +49,12 @@ class StagedLM(WrappedLM[LM], FusedDrafting):
         taps: Sequence[int] = (),
         logits_for: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
+        last_states: int | None = None,
     ) -> Output:
         """As ``lm``."""
-        return self.lm(tree, cache, start=start, taps=taps, logits_for=logits_for, resume=resume)
+        return self.lm(
+            tree, cache, start=start, taps=taps, logits_for=logits_for, resume=resume, last_states=last_states
+        )
 
     def draft_fused(
         self,

@@ -102,14 +102,16 @@ class LM(Protocol):
         taps: Sequence[int] = (),
         logits_for: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
+        last_states: int | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree``; earlier nodes are in the cache's scratch from former calls.
 
         Node i of row b is written to slot length[b] + i and has position length[b] + depth[b, i]; it attends to the
         committed slots and its own ancestors. Only ``cache.commit`` makes a slot permanent.
 
-        A view of some layers runs those alone. With ``resume``, nodes of this call that are ready start after its
-        layers; ``taps`` must not be below these. Raises ValueError where the model supports neither.
+        Of the taps, those of each row's last ``last_states`` valid nodes are read (None: of all nodes); others may hold
+        anything. A view of some layers runs those alone. With ``resume``, nodes of this call that are ready start
+        after its layers; ``taps`` must not be below these. Raises ValueError where the model supports neither.
         """
         ...
 

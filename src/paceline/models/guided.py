@@ -106,13 +106,15 @@ class GuidedLM(WrappedLM[LM], FusedDrafting):
         taps: Sequence[int] = (),
         logits_for: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
+        last_states: int | None = None,
     ) -> Output:
         """As LM: one forward for both prompts. ``conditional`` holds the logits of the prompts themselves."""
+        read = {"taps": taps, "logits_for": logits_for, "last_states": last_states}
         if not self.state.any or not isinstance(cache, GuidedView):
-            return self.lm(tree, cache, start=start, taps=taps, logits_for=logits_for, resume=resume)
+            return self.lm(tree, cache, start=start, resume=resume, **read)
         both, rows = self._both(tree, cache, start), len(tree.tokens)
         resume = None if resume is None else _only_first(resume)
-        output = self.lm(both, cache.both, start=start, taps=taps, logits_for=logits_for, resume=resume)
+        output = self.lm(both, cache.both, start=start, resume=resume, **read)
         hidden = {tap: states[:rows] for tap, states in output.hidden.items()}
         if output.logits is None:
             return Output(None, hidden)

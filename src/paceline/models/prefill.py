@@ -25,14 +25,17 @@ def feed(
     *,
     taps: Sequence[int] = (),
     logits_for: LogitsFor = LogitsFor.NONE,
+    last_states: int | None = None,
 ) -> Output:
     """Commit the next ``count`` [B] known tokens, at most ``size`` (static), from ``tokens`` [B, T].
 
-    The token of slot s is tokens[b, s]. Returns the forward's Output; LogitsFor.LAST gives the last token's logits.
+    The token of slot s is tokens[b, s]. Returns the forward's Output; LogitsFor.LAST gives the last token's logits, and
+    ``last_states`` is as for the LM.
     """
     index = torch.arange(size, device=tokens.device)
     at = (cache.length[:, None] + index).clamp(max=tokens.shape[1] - 1)
-    return read_next(lm, cache, tokens.gather(1, at), count, taps=taps, logits_for=logits_for)
+    next_tokens = tokens.gather(1, at)
+    return read_next(lm, cache, next_tokens, count, taps=taps, logits_for=logits_for, last_states=last_states)
 
 
 def read_next(
@@ -43,11 +46,12 @@ def read_next(
     *,
     taps: Sequence[int] = (),
     logits_for: LogitsFor = LogitsFor.NONE,
+    last_states: int | None = None,
 ) -> Output:
     """Commit the first ``count`` [B] of ``tokens`` [B, n], which follow what is in the cache. Returns as ``feed``."""
     size = tokens.shape[1]
     valid = torch.arange(size, device=tokens.device) < count[:, None]
-    output = lm(Tree.make_chain(tokens, valid), cache, taps=taps, logits_for=logits_for)
+    output = lm(Tree.make_chain(tokens, valid), cache, taps=taps, logits_for=logits_for, last_states=last_states)
     cache.commit(count.clamp(0, size))
     return output
 
@@ -57,7 +61,8 @@ class Prefill:
     """Prompts [B, T] being read in chunks, from where each row of ``cache`` ends up to ``length`` [B] less its root.
 
     ``longest`` (static) bounds how many tokens any row has yet to read. ``taps`` are kept over what is read; entry
-    [b, i] belongs to the i-th token of row b that is read here. ``on_logits`` (None: no logits are computed) is called
+    [b, i] belongs to the i-th token of row b that is read here. Of them the last ``last_states`` of every row are read
+    (None: all); others may hold anything. ``on_logits`` (None: no logits are computed) is called
     with the logits [B, C, V] of every chunk. ``chunk`` is the number of tokens per row and forward.
     """
 
@@ -70,11 +75,13 @@ class Prefill:
         longest: int,
         *,
         taps: Sequence[int] = (),
+        last_states: int | None = None,
         on_logits: Callable[[Tensor], None] | None = None,
         chunk: int = CHUNK,
     ) -> None:
         self._lm, self._cache, self._tokens, self._length = lm, cache, tokens, length
         self._left, self._chunk, self._on_logits = longest, chunk, on_logits
+        self._last_states = last_states
         self._hidden: dict[int, list[Tensor]] = {tap: [] for tap in taps}
 
     @property
@@ -93,6 +100,7 @@ class Prefill:
             size,
             taps=tuple(self._hidden),
             logits_for=LogitsFor.NONE if self._on_logits is None else LogitsFor.ALL,
+            last_states=self._last_states,
         )
         for tap, pieces in self._hidden.items():
             pieces.append(output.hidden[tap])

@@ -52,9 +52,17 @@ class Target:
             self.cache = guided.new_view(rows, capacity)
 
     def begin(
-        self, admission: Admission, tokens: Tensor, on_logits: OnLogits | None, chunk: int, taps: Sequence[int]
+        self,
+        admission: Admission,
+        tokens: Tensor,
+        on_logits: OnLogits | None,
+        chunk: int,
+        taps: Sequence[int],
+        last_states: int | None = None,
     ) -> Prefill:
-        """Admit rows to the cache; what reads the rest of their prompts ``tokens`` [B, T], and keeps ``taps``."""
+        """Admit rows to the cache; what reads the rest of their prompts ``tokens`` [B, T], and keeps ``taps``, of each
+        row's last ``last_states`` tokens at least (None: of all).
+        """
         return Prefill(
             self.unguided,
             self.lm.admit(self.cache, admission),
@@ -62,6 +70,7 @@ class Target:
             admission.known,
             admission.unread,
             taps=taps,
+            last_states=last_states,
             on_logits=on_logits,
             chunk=chunk,
         )

@@ -183,6 +183,34 @@ def test_logits_of_last_nodes_are_those_of_all_nodes(layout, rows, skipped):
     assert torch.equal(last[:, 0], every[torch.arange(rows), count - 1])
 
 
+@pytest.mark.one_in(3)
+@torch.inference_mode()
+@pytest.mark.parametrize("skipped", [SkippedSublayers(), SkippedSublayers(attention=frozenset({2}))], ids=str)
+@pytest.mark.parametrize("rows", [3, 70])
+@pytest.mark.parametrize("last_states", [1, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_last_states_are_those_of_all_nodes(layout, last_states, rows, skipped):
+    """Of other nodes the last layer computes nothing but keys and values; taps before it are of all nodes."""
+    lm = native(layout, torch.float32)
+    own = CpuDecoder(lm, skipped if skipped else None)
+    count = torch.tensor([12, 1, 7]).repeat(rows)[:rows]
+    tree = Tree.make_chain(texts(rows, 12), torch.arange(12) < count[:, None])
+    stored, found = [], []
+    for options in ({}, dict(last_states=last_states)):
+        cache = own.new_cache(rows, 16).view()
+        taps = (1, lm.num_layers)
+        found.append(own(tree, cache, logits_for=LogitsFor.NONE, taps=taps, **options).hidden)
+        stored.append([cache.storage.keys[:, :rows], cache.storage.values[:, :rows]])
+    every, last = found
+    kept = tree.valid & (torch.arange(12) >= (count - last_states)[:, None])
+    assert torch.equal(last[1], every[1])
+    assert torch.equal(last[lm.num_layers][kept], every[lm.num_layers][kept])
+    assert not last[lm.num_layers][~kept].any()
+    assert all(map(torch.equal, *stored))
+    with_logits = own(tree, own.new_cache(rows, 16).view(), taps=(lm.num_layers,), last_states=last_states)
+    assert torch.equal(with_logits.hidden[lm.num_layers], every[lm.num_layers])
+
+
 @torch.inference_mode()
 def test_moved_weights_are_recompiled():
     lm = copy.deepcopy(native("grouped", torch.float32))

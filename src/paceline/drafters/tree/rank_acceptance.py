@@ -38,7 +38,7 @@ class RankAcceptanceDrafter(Drafter):
             raise ValueError(f"width={width}: give at least 1")
         self.drafter, self.width = drafter, width
         self.taps, self.num_reread, self.draws = drafter.taps, drafter.num_reread, drafter.draws
-        self.num_reread_of_prefix = drafter.num_reread_of_prefix
+        self.num_reread_of_prefix, self.last_states = drafter.num_reread_of_prefix, drafter.last_states
         self.origins, self.branches = drafter.origins, drafter.branches
         self.num_unverified, self.num_search_nodes = drafter.num_unverified, drafter.num_search_nodes
         self.num_extra_rows, self.needs_same_tokens = drafter.num_extra_rows, drafter.needs_same_tokens

@@ -166,7 +166,7 @@ class Call(Structure):
         *((name, c_int64) for name in "resumed_row_step resumed_step resumed_layer".split()),
         ("pair", ctypes.POINTER(PairInput)),
         *((name, c_void_p) for name in ("outputs", "wanted")),
-        ("wanted_step", c_int64),
+        *((name, c_int64) for name in ("wanted_step", "last_states")),
     ]
 
 

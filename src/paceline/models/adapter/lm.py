@@ -67,6 +67,7 @@ class TransformersLM(DecoderOnly):
         taps: Sequence[int] = (),
         logits_for: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
+        last_states: int | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree`` (see models/base).
 

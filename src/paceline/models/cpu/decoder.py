@@ -73,6 +73,7 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting, BlockReading):
         taps: Sequence[int] = (),
         logits_for: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
+        last_states: int | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree`` (see models/base)."""
         tokens = tree.tokens[:, start:]
@@ -107,6 +108,7 @@ class CpuDecoder(WrappedLM[DecoderLM], FusedDrafting, BlockReading):
             resumed,
             ready,
             0 if resume is None else resume.layer,
+            last_states or 0,
         )
         return Output(logits, hidden)
 

@@ -151,6 +151,7 @@ def forward(
     resumed: Tensor | None,
     ready: Tensor | None,
     resumed_layer: int,
+    last_states: int,
 ) -> None:
     """Score the nodes ``start`` on of a tree (models/base.LM); fills ``logits`` and ``hidden``, one tensor per tap.
 
@@ -161,7 +162,7 @@ def forward(
     tokens, depth, valid, ancestors = row_major(tokens), row_major(depth), row_major(valid), row_major(ancestors)
     rows, nodes = tokens.shape
     call = call_for(compiled, cache, layers, rows=rows, nodes=nodes, logits_for=logits_for)
-    call.start, call.chain = start, chain
+    call.start, call.chain, call.last_states = start, chain, last_states
     call.tokens, call.tokens_step = tokens.data_ptr(), tokens.stride(0)
     call.depth, call.depth_step = depth.data_ptr(), depth.stride(0)
     call.valid, call.valid_step = valid.data_ptr(), valid.stride(0)

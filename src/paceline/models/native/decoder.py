@@ -104,6 +104,7 @@ class DecoderLM(DecoderOnly, nn.Module):
         taps: Sequence[int] = (),
         logits_for: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
+        last_states: int | None = None,
         without: SkippedSublayers | None = None,
     ) -> Output:
         """Score nodes ``start`` on of ``tree`` through the layers of ``cache`` (see models/base).
@@ -283,6 +284,7 @@ class SkippingDecoder(WrappedLM[DecoderLM]):
         taps: Sequence[int] = (),
         logits_for: LogitsFor = LogitsFor.ALL,
         resume: Resume | None = None,
+        last_states: int | None = None,
     ) -> Output:
         """As the LM."""
         return self.lm(tree, cache, start=start, taps=taps, logits_for=logits_for, resume=resume, without=self.skipped)

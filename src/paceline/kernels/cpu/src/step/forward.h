@@ -34,9 +34,10 @@ class Forward {
             const long size = (whole(i) ? (long)nodes_.size() : chunk) * step(i);
             if ((long)buffer.size() < size) buffer.resize(size);
         }
-        select_logit_nodes();
+        select_kept();
         const auto *taps = call.taps, *end = taps + call.num_taps;
-        narrows_ = logit_nodes_.size() < nodes_.size() && std::find(taps, end, call.num_layers) == end;
+        const bool all_tapped = std::find(taps, end, call.num_layers) != end && !(call.last_states && !logits());
+        narrows_ = kept_.size() < nodes_.size() && !all_tapped;
     }
 
     void run() {
@@ -51,8 +52,8 @@ class Forward {
     const Call &call_;
     std::vector<Node> nodes_;
     std::vector<Node> unready_;     // nodes that start with the first layer
-    std::vector<int> logit_nodes_;  // nodes that get logits
-    std::vector<Node> with_logits_;
+    std::vector<int> kept_;         // nodes that get logits; where none does, those whose last states are read
+    std::vector<Node> kept_nodes_;
     std::vector<long> logit_rows_;  // and their rows of logits
     bool narrows_;                  // in the last layer only these go on after keys and values are stored
 
@@ -65,13 +66,15 @@ class Forward {
 
     bool ready(Node at) const { return call_.ready && call_.ready[at.row * call_.ready_step + at.node]; }
 
-    void select_logit_nodes() {
-        if (call_.logits_for == LOGITS_NONE) return;
-        for (int i = 0; i < (int)nodes_.size(); i++) {
-            const bool last = i + 1 == (int)nodes_.size() || nodes_[i + 1].row != nodes_[i].row;
-            if (call_.logits_for == LOGITS_LAST && !last) continue;
+    bool logits() const { return call_.logits_for != LOGITS_NONE; }
+
+    void select_kept() {
+        const int size = nodes_.size();
+        const int most = call_.logits_for == LOGITS_ALL ? size : logits() ? 1 : call_.last_states;
+        for (int i = 0; i < size; i++) {
+            if (i < size - most && nodes_[i + most].row == nodes_[i].row) continue;  // the row has as many after it
             if (call_.wanted && !call_.wanted[nodes_[i].row * call_.wanted_step + nodes_[i].node]) continue;
-            logit_nodes_.push_back(i), with_logits_.push_back(nodes_[i]);
+            kept_.push_back(i), kept_nodes_.push_back(nodes_[i]);
             logit_rows_.push_back(call_.logits_for == LOGITS_LAST ? nodes_[i].row
                                                                   : nodes_[i].row * call_.nodes + nodes_[i].node);
         }
@@ -94,7 +97,7 @@ class Forward {
             run_layer(call_.layers[at], nodes_, attention, worker, narrows_ && at + 1 == call_.num_layers);
             tap(at + 1, worker);
         }
-        for (int first = 0; first < (int)logit_nodes_.size(); first += CHUNK) run_lm_head(first, worker);
+        for (int first = 0; logits() && first < (int)kept_.size(); first += CHUNK) run_lm_head(first, worker);
     }
 
     // The operation after the one that stores keys and values; the first one of a layer without any.
@@ -104,7 +107,7 @@ class Forward {
         return model_.layers[layer];
     }
 
-    // If it narrows, nodes without logits do no more than store keys and values.
+    // If it narrows, nodes that are not kept do no more than store keys and values.
     void run_layer(int layer, const std::vector<Node> &nodes, Attention<T> &attention, Worker &worker,
                    bool narrows = false) {
         const int64_t begin = model_.layers[layer], end = model_.layers[layer + 1];
@@ -113,23 +116,23 @@ class Forward {
             for (int64_t i = from; i < to; i++)
                 run_operation(model_.operations[i], layer, nodes, first, size, attention, worker);
         };
-        for (int first = 0, size, kept = 0; first < (int)nodes.size(); first += size) {
+        for (int first = 0, size, done = 0; first < (int)nodes.size(); first += size) {
             size = chunk_of(nodes, first);
             run(begin, stored, &nodes[first], first, size);
-            int until = kept;  // nodes with logits up to this chunk's end
-            while (narrows && until < (int)logit_nodes_.size() && logit_nodes_[until] < first + size) until++;
-            if (until == kept) continue;
-            worker.single([&] { keep_with_logits(kept, until, first); });
-            run(stored, end, &with_logits_[kept], kept, until - kept);
-            kept = until;
+            int until = done;  // kept nodes up to this chunk's end
+            while (narrows && until < (int)kept_.size() && kept_[until] < first + size) until++;
+            if (until == done) continue;
+            worker.single([&] { keep(done, until, first); });
+            run(stored, end, &kept_nodes_[done], done, until - done);
+            done = until;
         }
     }
 
-    // Moves the streams of these nodes with logits to their index among all, and their queries to the chunk's beginning.
+    // Moves the streams of these kept nodes to their index among all, and their queries to the chunk's beginning.
     // Nothing else of a node is read after its keys are stored: a head with layers outputs no PAIR.
-    void keep_with_logits(int begin, int end, int first) {
+    void keep(int begin, int end, int first) {
         for (int i = begin; i < end; i++) {
-            const int at = logit_nodes_[i];
+            const int at = kept_[i];
             if (at != i) std::memcpy(buffer(STREAM, i), buffer(STREAM, at), model_.hidden * sizeof(T));
             if (at - first != i - begin)
                 std::memcpy(buffer(HEADS, i - begin), buffer(HEADS, at - first), model_.width[HEADS] * sizeof(T));
@@ -160,7 +163,7 @@ class Forward {
     // Zeros the outputs of invalid nodes.
     void clear() {
         const long rows = call_.rows * call_.nodes, per_row = call_.logits_for == LOGITS_LAST ? 1 : call_.nodes;
-        if (call_.logits_for != LOGITS_NONE && !call_.wanted && (long)logit_nodes_.size() < call_.rows * per_row) {
+        if (logits() && !call_.wanted && (long)kept_.size() < call_.rows * per_row) {
             std::vector<bool> filled(call_.rows * per_row);
             for (long row : logit_rows_) filled[row] = true;
             for (long row = 0; row < call_.rows * per_row; row++)
@@ -218,9 +221,10 @@ class Forward {
     void tap(int64_t depth, Worker &worker) {
         for (int t = 0; t < call_.num_taps; t++) {
             if (call_.taps[t] != depth) continue;
-            worker.parallel_for(nodes_.size(), ROW_CHUNK, [&](int begin, int end) {
+            const auto &nodes = narrowed() && depth == call_.num_layers ? kept_nodes_ : nodes_;
+            worker.parallel_for(nodes.size(), ROW_CHUNK, [&](int begin, int end) {
                 for (int i = begin; i < end; i++)
-                    std::memcpy((T *)call_.hidden[t] + (nodes_[i].row * call_.nodes + nodes_[i].node) * model_.hidden,
+                    std::memcpy((T *)call_.hidden[t] + (nodes[i].row * call_.nodes + nodes[i].node) * model_.hidden,
                                 buffer(STREAM, i), model_.hidden * sizeof(T));
             });
         }
@@ -289,10 +293,10 @@ class Forward {
     bool narrowed() const { return narrows_ && call_.num_layers > (call_.ready ? call_.resumed_layer : 0); }
 
     void run_lm_head(int first, Worker &worker) {
-        const int size = std::min<int>(CHUNK, logit_nodes_.size() - first);
+        const int size = std::min<int>(CHUNK, kept_.size() - first);
         worker.parallel_for(size, ROW_CHUNK, [&](int begin, int end) {
             for (int i = begin; i < end; i++) {
-                const int at = narrowed() ? first + i : logit_nodes_[first + i];
+                const int at = narrowed() ? first + i : kept_[first + i];
                 norm(model_.norm, buffer(STREAM, at), buffer(NORMED, i));
                 if (!call_.outputs) continue;
                 const int64_t output = call_.pair ? call_.pair->output : NORMED;

@@ -103,6 +103,8 @@ struct Call {
     void *outputs;
     const uint8_t *wanted;  // nodes that get logits, of those that logits_for says; the rows of others are not cleared.
     int64_t wanted_step;    // null: all of them
+    int64_t last_states;    // where none gets logits: nodes of a row, its last ones, whose taps after the last layer are read;
+                            // 0: all of them
 };
 
 }  // namespace paceline
