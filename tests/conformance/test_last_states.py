@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from paceline import decode
 from paceline.drafters import DRAFTERS
 from paceline.drafters.candidates import CandidateDrafters
 from paceline.drafters.tree.rank_acceptance import RankAcceptanceDrafter
@@ -40,6 +41,12 @@ def assert_reads_no_others(make):
     last_states, *found = decoded(make, target)
     assert decoded(make, Poisoned(target)) == (last_states, *found)
     return last_states
+
+
+@pytest.fixture(params=[decode.CHUNK, 3], ids=str, autouse=True)
+def chunk(request, monkeypatch):
+    """Tokens of a prompt that are read at once: its last states may be of two forwards."""
+    monkeypatch.setattr(decode, "CHUNK", request.param)
 
 
 @pytest.mark.parametrize("name", sorted(DRAFTERS.builtin))
