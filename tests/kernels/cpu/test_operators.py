@@ -134,11 +134,12 @@ def forwards():
     called = (model._kernel_model.handle, cache.storage.workspace.address, KVView.of(cache), cache.layers)
     logits = torch.zeros(ROWS, NODES, model.vocab_size, dtype=model.dtype)
     hidden = [torch.zeros(ROWS, NODES, size, dtype=model.dtype) for _ in range(2)]
-    yield "forward", flat(*called, *nodes, 2, logits, (0, 1), hidden, None, None, 0)
-    yield "forward", flat(*called, *nodes, 0, None, (), [], None, None, 0)
+    yield "forward", flat(*called, *nodes, 2, logits, (0, 1), hidden, None, None, 0, 0)
+    yield "forward", flat(*called, *nodes, 0, None, (), [], None, None, 0, 0)
+    yield "forward", flat(*called, *nodes, 0, None, (0, 2), hidden, None, None, 0, 1)
     resumed, ready = torch.randn_like(hidden[0]), torch.tensor([[True, False, False]] * ROWS)
     view = KVView(cache.storage.keys, cache.storage.values, cache.length, torch.arange(ROWS))
-    yield "forward", flat(*called[:2], view, called[3], *nodes, 2, logits, (), [], resumed, ready, 0)
+    yield "forward", flat(*called[:2], view, called[3], *nodes, 2, logits, (), [], resumed, ready, 0, 0)
 
 
 def drafts():
