@@ -29,6 +29,7 @@ from paceline.models.base import LM, FusedDrafting, LogitsFor, Output, PendingIn
 from paceline.models.prefill import CHUNK
 
 MAX_SKIPPED_STEPS = 32  # steps without a draft until the head reads the features that have collected
+FEW = 16  # entries of which all features are made: to look for those that count takes longer
 
 
 class PairDrafter(GrowingDrafter):
@@ -221,10 +222,11 @@ class PairDrafter(GrowingDrafter):
         return torch.where(batch.length > 1, super()._max_depth(batch), 0)
 
     def _features(self, states: Mapping[int, Tensor], count: Tensor) -> Tensor:
-        """The features [B, n, W] of the first ``count`` [B] of the target's ``states`` at each tap."""
-        if not self.head.uses_kernels:
+        """The features [B, n, W] of the first ``count`` [B] of the target's ``states`` at each tap; none else is read."""
+        rows, size = next(iter(states.values())).shape[:2]
+        if not self.head.uses_kernels or rows * size <= FEW:
             return self.head.feature(states)
-        valid = self.index[: next(iter(states.values())).shape[1]] < count[:, None]
+        valid = self.index[:size] < count[:, None]
         (features,) = made_of_valid(
             lambda *given: (self.head.feature(dict(zip(states, given, strict=True))),), valid, *states.values()
         )
