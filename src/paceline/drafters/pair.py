@@ -222,7 +222,7 @@ class PairDrafter(GrowingDrafter):
         return torch.where(batch.length > 1, super()._max_depth(batch), 0)
 
     def _features(self, states: Mapping[int, Tensor], count: Tensor) -> Tensor:
-        """The features [B, n, W] of the first ``count`` [B] of the target's ``states`` at each tap; none else is read."""
+        """The features [B, n, W] of the target's ``states`` at each tap, of which the first ``count`` [B] are read."""
         rows, size = next(iter(states.values())).shape[:2]
         if not self.head.uses_kernels or rows * size <= FEW:
             return self.head.feature(states)
