@@ -207,7 +207,8 @@ def test_last_states_are_those_of_all_nodes(layout, last_states, rows, skipped):
     assert torch.equal(last[lm.num_layers][kept], every[lm.num_layers][kept])
     assert not last[lm.num_layers][~kept].any()
     assert all(map(torch.equal, *stored))
-    with_logits = own(tree, own.new_cache(rows, 16).view(), taps=(lm.num_layers,), last_states=last_states)
+    options = dict(logits_for=LogitsFor.LAST, taps=(lm.num_layers,), last_states=last_states)
+    with_logits = own(tree, own.new_cache(rows, 16).view(), **options)
     assert torch.equal(with_logits.hidden[lm.num_layers], every[lm.num_layers])
 
 
