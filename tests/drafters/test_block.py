@@ -12,6 +12,7 @@ from paceline.core.plan import Fixed
 from paceline.core.step import StepPlan
 from paceline.core.tree import Draw
 from paceline.draft_heads.block import BlockConfig, BlockHead
+from paceline.drafters import hidden_states
 from paceline.drafters.block import MAX_SKIPPED_STEPS, BlockDrafter
 from paceline.drafters.tree.shapes import Topology
 from paceline.models.backend import fastest, pack_weights
@@ -306,9 +307,11 @@ def test_the_kernel_drafts_what_the_eager_decoder_drafts(dtype, rows):
     assert min(same) > 0.97 if dtype is torch.bfloat16 else same == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("few", [hidden_states.FEW, 0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kernels_make_the_keys_and_values_that_torch_makes(dtype):
+def test_kernels_make_the_keys_and_values_that_torch_makes(dtype, few, monkeypatch):
     """Those of prompts, and those of what is accepted; with norms and biases."""
+    monkeypatch.setattr(hidden_states, "FEW", few)
     target = copy.deepcopy(guessable_target()[1]).to(dtype)
     head = randomised(new_head(target, **SIZES, qk_norm=True, attention_bias=True))
     quick = copy.deepcopy(head).requires_grad_(False)

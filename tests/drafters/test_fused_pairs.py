@@ -1,11 +1,14 @@
 """Heads over pairs draft a chain in one call of the kernel as they do token by token: texts, drafts, caches."""
 
+import copy
+
 import pytest
 import torch
 
 from paceline.draft_heads.eagle import EagleConfig, EagleHead
 from paceline.draft_heads.eagle3 import Eagle3Config, Eagle3Head
 from paceline.draft_heads.mtp import MTPConfig, MTPHead
+from paceline.drafters import hidden_states
 from paceline.drafters.eagle import EagleDrafter
 from paceline.drafters.eagle3 import Eagle3Drafter
 from paceline.drafters.mtp import MTPDrafter
@@ -15,6 +18,7 @@ from tests import tiny as models
 from tests.drafters.fused import WAVES, check, check_ends_early, check_left_to_calls, native, with_draft_ids
 from tests.drafters.pairs import randomised
 from tests.drafters.test_eagle3 import echo, ids_of
+from tests.harness import decoder_for, request
 from tests.kernels.cpu.test_fused_drafting import PROCESSING
 
 KINDS = {
@@ -94,6 +98,29 @@ def test_chains_end_early_where_they_do_token_by_token(name):
     drafter, head = head_for(target.lm, name)
     tolerance = 0 if drafter is Eagle3Drafter else 1e-12
     check_ends_early(lambda: drafter(head=head, lm=CpuDecoder(head.drafting_decoder)), target, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("few", [hidden_states.FEW, 0])
+def test_kernels_make_the_features_that_torch_makes(few, monkeypatch):
+    """Of a prompt, and of the few tokens of a step, among which are others."""
+    monkeypatch.setattr(hidden_states, "FEW", few)
+    target = native(torch.float32)
+    head = randomised(Eagle3Head.make(Eagle3Config(), target.lm, generator=torch.Generator().manual_seed(3)))
+    quick = copy.deepcopy(head).requires_grad_(False)
+    quick.use_kernels()
+    found = []
+    for one in (head, quick):
+        drafter = Eagle3Drafter(head=one)
+        decoder = decoder_for(drafter, "coupled", target=target, k=3, rows=2)
+        decoder.admit([request([7, 3, 5, 2]), request([1, 4])], [0, 1])
+        for _ in range(3):
+            decoder.step()
+        cache, lengths = drafter.cache.storage, drafter.cache.length.tolist()
+        keys = [cache.keys[:, row, :length] for row, length in enumerate(lengths)]
+        found.append([*keys, drafter.unread.states[:, 0].clone()])
+        assert min(lengths) >= 3
+    torch.testing.assert_close(*found, rtol=0, atol=1e-5)
+    assert min(float(one.abs().amax()) for one in found[0]) > 0.1
 
 
 def test_a_head_that_knows_its_target_is_accepted_as_often():

@@ -17,6 +17,8 @@ from paceline.core.tree import Outcome, Resume, Tree, along_path
 from paceline.drafters.base import DrafterContext
 from paceline.models.base import LM, LogitsFor, Output
 
+FEW = 16  # entries of which all are made: to look for those that are valid takes longer
+
 
 def check_head_target(context: DrafterContext, *, num_layers: int, vocab_size: int) -> None:
     """Raise ValueError for a target of other sizes than that which a head was made for."""
@@ -38,10 +40,13 @@ def path_hidden(hidden: dict[int, Tensor], tap: int, tree: Tree, outcome: Outcom
 
 
 def made_of_valid(make: Callable[..., Sequence[Tensor]], valid: Tensor, *given: Tensor) -> list[Tensor]:
-    """What ``make`` gives for the entries [1, m, ...] of ``given`` [B, n, ...] where ``valid`` [B, n]; zeros elsewhere.
+    """What ``make`` gives for the entries [1, m, ...] of ``given`` [B, n, ...] where ``valid`` [B, n].
 
-    Their number is looked up on the host: for heads that run by the kernels of the CPU.
+    Elsewhere there is anything. The number of valid ones is looked up on the host, for heads that run by the kernels of
+    the CPU, but not where all are few.
     """
+    if valid.numel() <= FEW:
+        return list(make(*given))
     found: list[Tensor] = []
     for made in make(*(one[valid][None] for one in given)):
         found.append(made.new_zeros(*valid.shape, *made.shape[2:]))

@@ -29,7 +29,6 @@ from paceline.models.base import LM, FusedDrafting, LogitsFor, Output, PendingIn
 from paceline.models.prefill import CHUNK
 
 MAX_SKIPPED_STEPS = 32  # steps without a draft until the head reads the features that have collected
-FEW = 16  # entries of which all features are made: to look for those that count takes longer
 
 
 class PairDrafter(GrowingDrafter):
@@ -223,9 +222,9 @@ class PairDrafter(GrowingDrafter):
 
     def _features(self, states: Mapping[int, Tensor], count: Tensor) -> Tensor:
         """The features [B, n, W] of the target's ``states`` at each tap, of which the first ``count`` [B] are read."""
-        rows, size = next(iter(states.values())).shape[:2]
-        if not self.head.uses_kernels or rows * size <= FEW:
+        if not self.head.uses_kernels:
             return self.head.feature(states)
+        size = next(iter(states.values())).shape[1]
         valid = self.index[:size] < count[:, None]
         (features,) = made_of_valid(
             lambda *given: (self.head.feature(dict(zip(states, given, strict=True))),), valid, *states.values()
