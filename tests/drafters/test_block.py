@@ -287,24 +287,22 @@ def test_an_output_that_it_was_trained_on_takes_fewer_steps(layout):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [3, 140])
-def test_the_kernel_drafts_what_the_eager_decoder_drafts(dtype, rows):
-    """Also where a batch is more than the kernel reads at once: a slot sees those after it."""
+def test_the_kernel_drafts_what_the_eager_decoder_drafts(dtype):
+    """Of more slots than the kernel reads at once, which are no whole rows; each sees those after it."""
     target = copy.deepcopy(guessable_target()[1]).to(dtype)
-    drafts = []
-    head = tiny(target).head
+    found, rows = [], 140
+    head = random_head(target, "own mask", block_size=5)
     quick = fastest(head.decoder)
     assert type(quick) is not type(head.decoder)
     for lm in (quick, head.decoder):
-        drafter = BlockDrafter(head=head, lm=lm)
-        decoder = decoder_for(drafter, "coupled", target=fastest(target), k=3, rows=rows)
-        decoder.admit([request([7 + row % 50, 3, 5][: 1 + row % 3]) for row in range(rows)], range(rows))
-        drafts.append([])
-        for _ in range(2):
-            drafts[-1].append(drafter.propose(decoder.batch, StepPlan(3)).tokens)
-            decoder.step()
-    same = [float((one == other).double().mean()) for one, other in zip(*drafts, strict=True)]
-    assert min(same) > 0.97 if dtype is torch.bfloat16 else same == [1.0, 1.0]
+        drafter = BlockDrafter(head=head, lm=lm, draws=frozenset({Draw.IID}))
+        decoder = decoder_for(drafter, "block", target=fastest(target), k=3, rows=rows)
+        prompts = [[7 + row % 50, 3, 5][: 1 + row % 3] for row in range(rows)]
+        decoder.admit([request(prompt, temperature=1.0) for prompt in prompts], range(rows))
+        decoder.step()
+        found.append(drafter.propose(decoder.batch, StepPlan(3)).probs)
+    torch.testing.assert_close(*found, rtol=0, atol=1e-5 if dtype is torch.float32 else 0.15)
+    assert float((found[0][1:] - found[0][:-1]).abs().amax()) > 0.2
 
 
 @pytest.mark.parametrize("few", [hidden_states.FEW, 0])
