@@ -30,6 +30,7 @@ class Decoded:
     tokens: tuple[tuple[int, ...], ...]
     summaries: tuple[Summary, ...]  # of every row
     drafting: float  # share of the steps' time that planning and drafting take
+    reading: float = 0.0  # share of the time that is not of steps: prompts are read
     by_token: tuple[float, ...] = ()  # seconds until so many tokens of all rows were there
 
     @property
@@ -78,6 +79,7 @@ def decode_evenly(
             tokens=tuple(result.token_ids for result in found),
             summaries=tuple(result.stats.summary for result in found),
             drafting=_share_of_drafting(found),
+            reading=_share_of_reading(found),
             by_token=tuple(by_token[name]),
         )
         for name, found in results.items()
@@ -154,3 +156,9 @@ def _share_of_drafting(results: Sequence[Result]) -> float:
     times = [result.stats.times for result in results]
     whole = sum(one.draft + one.score + one.decide + one.rest for one in times)
     return sum(one.draft for one in times) / whole if whole else 0.0
+
+
+def _share_of_reading(results: Sequence[Result]) -> float:
+    times = [result.stats.times for result in results]
+    reading = sum(one.prefill for one in times)
+    return reading / (reading + sum(one.draft + one.score + one.decide + one.rest for one in times))

@@ -180,6 +180,10 @@ def decoded(sides: Sides) -> Record:
     return {
         "void": sides.void,
         "seconds": sides.seconds,
+        "reading": {  # seconds that prompts take, of each of these
+            name: [[part.reading * part.seconds for part in parts] for parts in repeats]
+            for name, repeats in sides.decoded.items()
+        },
         "drafting": {
             name: sum(part.drafting * part.seconds for parts in repeats for part in parts)  # planning and drafting
             for name, repeats in sides.decoded.items()

@@ -63,6 +63,7 @@ class Line:
     speedup: Estimate
     auto_tokens: Estimate
     auto_speedup: Estimate
+    auto_decoding: Estimate | None  # the same without reading prompts; None: not known
     control: float  # plain decoding over itself
     num_looping: int  # prompts left out
     void: bool
@@ -93,6 +94,9 @@ def line_of(record: Record) -> Line:
     def tokens(name: str) -> Estimate:
         return tokens_per_step(summaries[name])
 
+    def decoding(name: str) -> list[float]:
+        return [whole - part for whole, part in zip(seconds[name], flat(record["reading"][name]), strict=True)]
+
     return Line(
         drafter=cell["drafter"],
         size=record["bytes"] / MEGABYTE,
@@ -106,6 +110,7 @@ def line_of(record: Record) -> Line:
         speedup=pooled_ratio(seconds[PLAIN], seconds[BEST]),
         auto_tokens=tokens(AUTO),
         auto_speedup=pooled_ratio(seconds[PLAIN], seconds[AUTO]),
+        auto_decoding=pooled_ratio(decoding(PLAIN), decoding(AUTO)) if "reading" in record else None,
         control=pooled_ratio(seconds[PLAIN], seconds[CONTROL]).value,
         num_looping=record["num_looping"],
         void=record["void"],
@@ -123,6 +128,7 @@ COLUMNS: list[Column[Line]] = [
     Column("over plain", "speedup", ".2f", timed=True, estimate=True),
     Column("auto: tokens per step", "auto_tokens", ".2f"),
     Column("auto: over plain", "auto_speedup", ".2f", timed=True, estimate=True),
+    Column("auto: decoding", "auto_decoding", ".2f", timed=True, estimate=True, rare=True),
     Column("control", "control", ".3f"),
 ]
 
@@ -245,8 +251,9 @@ class HeadStudy(Study):
 
     def notes(self, run: Record, records: Sequence[Record]) -> list[str]:
         """What the figures are."""
-        looping = sorted({line.num_looping for line in self._lines(run, records) if line.temperature == 0})
-        return [
+        lines = self._lines(run, records)
+        looping = sorted({line.num_looping for line in lines if line.temperature == 0})
+        found = [
             "best k: the fixed draft length that is fastest on as many other prompts; tokens per step and speed are "
             "its own, then those under the controller, whose plain steps count; MB: of weights; kB a token: of the "
             "drafter's cache; cost: of drafting a token, in plain steps; training: of one core, where it is known",
@@ -254,6 +261,9 @@ class HeadStudy(Study):
             "[ ]: 95 % interval over prompts, of times over parts and repeats; void: plain decoding differs from "
             "itself by more than 3 %",
         ]
+        if any(line.auto_decoding is not None for line in lines):
+            found.insert(1, "decoding: over plain, without the reading of prompts, which no draft makes faster")
+        return found
 
     def draw(self, run: Record, records: Sequence[Record], *, title: str) -> str:
         """The speed-up of every drafter, with its best draft length and under the controller."""

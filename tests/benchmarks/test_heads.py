@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.even_decoding import CONTROL, PLAIN, Decoded, Sides
+from benchmarks.even_decoding import CONTROL, PLAIN, Decoded, Sides, flat
 from benchmarks.head_cells import AUTO, BEST, Cell, best_depth, prompts_that_do_not_loop
 from benchmarks.heads import MODEL, HeadStudy, heads_in, line_of
 from paceline.api import load
@@ -47,7 +47,10 @@ def test_every_drafter_is_measured_with_its_best_draft_length_and_with_the_contr
         assert list(line["seconds"]) == [PLAIN, AUTO, BEST, CONTROL] and set(line["searched"]) == {"1", "2"}
         assert len(line["summaries"][BEST]) == 2, "one for each prompt"
         assert line["depth"] in (1, 2) and line["bytes"] > 0 and line["slot_bytes"] > 0
-    assert "best k" in out and "temperature 0.8, batch 2" in out
+        for name, repeats in line["seconds"].items():
+            for parts in zip(flat(line["reading"][name]), flat(repeats), strict=True):
+                assert 0 < parts[0] < parts[1], "reading prompts is part of the time"
+    assert "best k" in out and "auto: decoding" in out and "temperature 0.8, batch 2" in out
     assert (tmp_path / "heads.svg").read_text().startswith("<svg")
 
 
@@ -105,6 +108,9 @@ def test_a_line_has_both_measurements_and_their_intervals():
     assert (line.tokens.value, line.speedup.value, line.auto_tokens.value, line.auto_speedup.value) == (2, 2, 1, 1)
     assert line.size == 2.0 and line.depth == 3 and line.cache is None
     assert line_of(record | {"summaries": summaries, "slot_bytes": 1500}).cache == 1.5
+    assert line.auto_decoding is None, "it was not measured in earlier runs"
+    reading = {PLAIN: [[1.0], [1.0]], AUTO: [[2.5], [2.5]], BEST: [[1.0], [1.0]], CONTROL: [[1.0], [1.0]]}
+    assert line_of(record | {"summaries": summaries, "reading": reading}).auto_decoding.value == 3.0 / 1.5
 
 
 def test_options_that_mean_nothing_are_refused(tmp_path):
