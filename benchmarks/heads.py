@@ -120,13 +120,13 @@ def line_of(record: Record) -> Line:
 COLUMNS: list[Column[Line]] = [
     Column("drafter", "drafter", left=True),
     Column("MB", "size", ".1f"),
-    Column("kB a token", "cache", ".2f", rare=True),
-    Column("training, min", "minutes", ".0f", rare=True),
+    Column("kB", "cache", ".2f", rare=True),
+    Column("training", "minutes", ".0f", rare=True),
     Column("best k", "depth"),
     Column("tokens per step", "tokens", ".2f"),
     Column("cost", "cost", ".3f", timed=True, rare=True),
     Column("over plain", "speedup", ".2f", timed=True, estimate=True),
-    Column("auto: tokens per step", "auto_tokens", ".2f"),
+    Column("auto: tokens", "auto_tokens", ".2f"),
     Column("auto: over plain", "auto_speedup", ".2f", timed=True, estimate=True),
     Column("auto: decoding", "auto_decoding", ".2f", timed=True, estimate=True, rare=True),
     Column("control", "control", ".3f"),
@@ -255,8 +255,9 @@ class HeadStudy(Study):
         looping = sorted({line.num_looping for line in lines if line.temperature == 0})
         found = [
             "best k: the fixed draft length that is fastest on as many other prompts; tokens per step and speed are "
-            "its own, then those under the controller, whose plain steps count; MB: of weights; kB a token: of the "
-            "drafter's cache; cost: of drafting a token, in plain steps; training: of one core, where it is known",
+            "its own, then those under the controller, whose plain steps count; MB: of weights; kB: of the drafter's "
+            "cache, a token; training: minutes of one core, where they are known; cost: of drafting a token, in plain "
+            "steps",
             f"prompts whose plain output loops are left out: {', '.join(map(str, looping)) or 0} greedy ones",
             "[ ]: 95 % interval over prompts, of times over parts and repeats; void: plain decoding differs from "
             "itself by more than 3 %",
