@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 
 import httpx
 import pytest
@@ -290,6 +291,7 @@ def test_rows_are_full_while_requests_are_left_and_few_are_held(tmp_path, monkey
             yield line
 
     def advance(self):
+        time.sleep(0.02)  # a step of so small a model is faster than a request is read and written
         found = real(self)
         if len(held) < 30:
             free.append(len(self._free))
