@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from random import Random
+from time import perf_counter
 
 from benchmarks.study import Timing
 from paceline.api import Engine, Result, SamplingParams, Stream
@@ -30,7 +31,7 @@ class Decoded:
     tokens: tuple[tuple[int, ...], ...]
     summaries: tuple[Summary, ...]  # of every row
     drafting: float  # share of the steps' time that planning and drafting take
-    reading: float = 0.0  # share of the time that is not of steps: prompts are read
+    reading: float = 0.0  # share of the time that reading prompts takes, where rows are decoded one at a time
     by_token: tuple[float, ...] = ()  # seconds until so many tokens of all rows were there
 
     @property
@@ -55,6 +56,7 @@ def decode_evenly(
         start = clock()
         streams[name] = engine.submit(list(prompts), list(params))
         seconds[name] = clock() - start
+    by_clock = dict.fromkeys(make, 0.0)  # the wall clock, which requests are timed by
     by_token: dict[str, list[float]] = {name: [] for name in make}
     written = dict.fromkeys(make, 0)  # tokens
     running = list(make)
@@ -64,9 +66,10 @@ def decode_evenly(
         if name not in running or written[name] >= turn * size:
             turn = 1 + min(written[name] for name in running) // size
             name = chosen.choice([name for name in running if written[name] < turn * size])
-        start = clock()
+        start, began = clock(), perf_counter()
         piece = next(streams[name], None)  # the first piece of a step takes the step's time
         seconds[name] += clock() - start
+        by_clock[name] += perf_counter() - began
         written[name] += 1
         if piece is None:
             running.remove(name)
@@ -79,7 +82,7 @@ def decode_evenly(
             tokens=tuple(result.token_ids for result in found),
             summaries=tuple(result.stats.summary for result in found),
             drafting=_share_of_drafting(found),
-            reading=_share_of_reading(found),
+            reading=sum(result.stats.times.prefill for result in found) / by_clock[name],
             by_token=tuple(by_token[name]),
         )
         for name, found in results.items()
@@ -156,9 +159,3 @@ def _share_of_drafting(results: Sequence[Result]) -> float:
     times = [result.stats.times for result in results]
     whole = sum(one.draft + one.score + one.decide + one.rest for one in times)
     return sum(one.draft for one in times) / whole if whole else 0.0
-
-
-def _share_of_reading(results: Sequence[Result]) -> float:
-    times = [result.stats.times for result in results]
-    reading = sum(one.prefill for one in times)
-    return reading / (reading + sum(one.draft + one.score + one.decide + one.rest for one in times))

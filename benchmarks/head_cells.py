@@ -129,11 +129,17 @@ def measure(
     depth = best_depth(searched, named_depths)
     sides = sides_of({PLAIN: None, AUTO: AUTO, BEST: depth, CONTROL: None}, slice(num_prompts, None), timing)
     plain = flat(searched.seconds[PLAIN])
+    reading = {
+        name: [[part.reading * part.seconds for part in parts] for parts in repeats]
+        for name, repeats in sides.decoded.items()
+    }
     return {
         "searched": {name: pooled_ratio(plain, flat(searched.seconds[name])).value for name in named_depths},
         "depth": depth,
         "num_looping": looping,
         "slot_bytes": engine_of(target, drafter, 1, batch_size=1, length=length).decoder.drafter.slot_bytes,
+        # A request's times tell what was done for it alone, so in a batch they do not add up to the whole.
+        **({"reading": reading} if cell.batch_size == 1 else {}),
         **decoded(sides),
     }
 
@@ -180,10 +186,6 @@ def decoded(sides: Sides) -> Record:
     return {
         "void": sides.void,
         "seconds": sides.seconds,
-        "reading": {  # seconds that prompts take, of each of these
-            name: [[part.reading * part.seconds for part in parts] for parts in repeats]
-            for name, repeats in sides.decoded.items()
-        },
         "drafting": {
             name: sum(part.drafting * part.seconds for parts in repeats for part in parts)  # planning and drafting
             for name, repeats in sides.decoded.items()

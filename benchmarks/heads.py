@@ -63,7 +63,7 @@ class Line:
     speedup: Estimate
     auto_tokens: Estimate
     auto_speedup: Estimate
-    auto_decoding: Estimate | None  # the same without reading prompts; None: not known
+    auto_decoding: Estimate | None  # the same without the time in which prompts are read; None: not known
     control: float  # plain decoding over itself
     num_looping: int  # prompts left out
     void: bool
@@ -263,7 +263,7 @@ class HeadStudy(Study):
             "itself by more than 3 %",
         ]
         if any(line.auto_decoding is not None for line in lines):
-            found.insert(1, "decoding: over plain, without the reading of prompts, which no draft makes faster")
+            found.insert(1, "decoding: over plain, without the time in which prompts are read; of batch 1")
         return found
 
     def draw(self, run: Record, records: Sequence[Record], *, title: str) -> str:

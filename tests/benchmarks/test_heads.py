@@ -47,9 +47,11 @@ def test_every_drafter_is_measured_with_its_best_draft_length_and_with_the_contr
         assert list(line["seconds"]) == [PLAIN, AUTO, BEST, CONTROL] and set(line["searched"]) == {"1", "2"}
         assert len(line["summaries"][BEST]) == 2, "one for each prompt"
         assert line["depth"] in (1, 2) and line["bytes"] > 0 and line["slot_bytes"] > 0
-        for name, repeats in line["seconds"].items():
-            for parts in zip(flat(line["reading"][name]), flat(repeats), strict=True):
-                assert 0 < parts[0] < parts[1], "reading prompts is part of the time"
+    alone, batch = found
+    assert "reading" not in batch, "the times of its requests do not add up"
+    for name, repeats in alone["seconds"].items():
+        for part, whole in zip(flat(alone["reading"][name]), flat(repeats), strict=True):
+            assert 0 < part < whole
     assert "best k" in out and "auto: decoding" in out and "temperature 0.8, batch 2" in out
     assert (tmp_path / "heads.svg").read_text().startswith("<svg")
 
